@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The logger: made at first use, never registered globally, so that no other spdlog user in the
+// process can change or drop it.
+#include "runtime/log.hpp"
+
+#include <spdlog/sinks/stdout_sinks.h>
+
+#include <memory>
+
+#include "runtime/error.hpp"
+
+namespace rlk {
+namespace {
+
+spdlog::level::level_enum level_of(std::string_view name) {
+  for (auto [text, level] : {std::pair{"trace", spdlog::level::trace},
+                             {"debug", spdlog::level::debug},
+                             {"info", spdlog::level::info},
+                             {"warn", spdlog::level::warn},
+                             {"error", spdlog::level::err},
+                             {"off", spdlog::level::off}}) {
+    if (name == text) return level;
+  }
+  throw InvalidArgument("RLK_LOG: expected trace, debug, info, warn, error or off, got \"{}\"",
+                        name);
+}
+
+}  // namespace
+
+spdlog::logger& log() {
+  // Leaked on purpose: worker threads may still log while the process's statics are destroyed.
+  static spdlog::logger* logger = [] {
+    auto* made = new spdlog::logger("rlk", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    made->set_pattern("rlk: %l: %v");
+    made->set_level(spdlog::level::warn);
+    return made;
+  }();
+  return *logger;
+}
+
+void set_log_level(std::string_view name) { log().set_level(level_of(name)); }
+
+}  // namespace rlk
