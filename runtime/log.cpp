@@ -6,6 +6,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 
 #include <memory>
+#include <utility>
 
 #include "runtime/error.hpp"
 
@@ -13,12 +14,11 @@ namespace rlk {
 namespace {
 
 spdlog::level::level_enum level_of(std::string_view name) {
-  for (auto [text, level] : {std::pair{"trace", spdlog::level::trace},
-                             {"debug", spdlog::level::debug},
-                             {"info", spdlog::level::info},
-                             {"warn", spdlog::level::warn},
-                             {"error", spdlog::level::err},
-                             {"off", spdlog::level::off}}) {
+  constexpr std::pair<std::string_view, spdlog::level::level_enum> levels[] = {
+      {"trace", spdlog::level::trace}, {"debug", spdlog::level::debug},
+      {"info", spdlog::level::info},   {"warn", spdlog::level::warn},
+      {"error", spdlog::level::err},   {"off", spdlog::level::off}};
+  for (auto [text, level] : levels) {
     if (name == text) return level;
   }
   throw InvalidArgument("RLK_LOG: expected trace, debug, info, warn, error or off, got \"{}\"",

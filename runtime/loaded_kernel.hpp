@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Code in memory, ready to launch: the entry points of one artifact, in the op's order.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+
+namespace rlk {
+
+inline constexpr int k_max_entries = 12;
+
+struct LoadedKernel {
+  std::string name;                          // the Specialization's text
+  std::array<void*, k_max_entries> entries{};
+  std::shared_ptr<const void> image;         // keeps the code mapped
+};
+
+}  // namespace rlk

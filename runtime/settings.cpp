@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads the environment once and checks each value.
+#include "runtime/settings.hpp"
+
+#include <dlfcn.h>
+
+#include <charconv>
+#include <cstdlib>
+
+#include "runtime/error.hpp"
+
+namespace rlk {
+namespace {
+
+int positive_number(const char* variable, const std::string& text) {
+  int value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < 1) {
+    throw InvalidArgument("{}: expected a whole number from 1, got \"{}\"", variable, text);
+  }
+  return value;
+}
+
+// The folder of the library or program that this code was linked into; rlk-jit lies in its bin/.
+std::filesystem::path folder_of_this_code() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&folder_of_this_code), &info) == 0) return {};
+  std::error_code error;
+  auto file = std::filesystem::canonical(info.dli_fname, error);
+  if (error) file = std::filesystem::read_symlink("/proc/self/exe", error);
+  auto folder = file.parent_path();
+  return folder.filename() == "bin" ? folder.parent_path() : folder;
+}
+
+}  // namespace
+
+Policy policy_named(const std::string& text) {
+  if (text == "sync") return Policy::sync;
+  if (text == "off") return Policy::off;
+  throw InvalidArgument("RLK_JIT: expected sync or off, got \"{}\"", text);
+}
+
+std::string_view name(Policy policy) { return policy == Policy::sync ? "sync" : "off"; }
+
+void set_arch(Settings& settings, const std::string& list) {
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const auto end = std::min(list.find(',', begin), list.size());
+    const auto word = list.substr(begin, end - begin);
+    const auto target = target_named(word);
+    if (!target) {
+      throw InvalidArgument("RLK_ARCH: expected a target such as x86-64-v3 or sm_90a, got \"{}\"",
+                            word);
+    }
+    if (backend(*target) == Backend::cpu) {
+      const auto host = host_cpu_target();
+      if (!host || *target > *host) {
+        throw InvalidArgument("RLK_ARCH: expected a level that this processor runs, at most {}, got {}",
+                              host ? name(*host) : "none", word);
+      }
+      settings.cpu_target = target;
+    } else {
+      settings.cuda_target = target;
+    }
+    begin = end + 1;
+  }
+}
+
+Settings read_settings(const Lookup& environment) {
+  Settings settings;
+  settings.package_folder = folder_of_this_code();
+  if (auto text = environment("RLK_JIT")) settings.policy = policy_named(*text);
+  if (auto text = environment("RLK_LOG")) settings.log_level = *text;
+  if (auto text = environment("RLK_ARCH")) set_arch(settings, *text);
+  if (auto text = environment("RLK_NUM_THREADS")) {
+    settings.num_threads = positive_number("RLK_NUM_THREADS", *text);
+  }
+  settings.cache_dir = environment("RLK_CACHE_DIR");
+  return settings;
+}
+
+Settings read_settings() {
+  return read_settings([](const char* variable) -> std::optional<std::string> {
+    const char* value = std::getenv(variable);
+    // An empty variable counts as unset, as in most tools.
+    if (value == nullptr || *value == '\0') return std::nullopt;
+    return value;
+  });
+}
+
+}  // namespace rlk

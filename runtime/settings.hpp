@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The environment variables, read once; `rlk.jit.configure` changes a copy of these values.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "runtime/target.hpp"
+
+namespace rlk {
+
+// sync: a miss compiles. off: never compiles; layers, else the generic variant.
+enum class Policy : std::uint8_t { sync, off };
+
+struct Settings {
+  Policy policy = Policy::sync;            // RLK_JIT
+  std::string log_level = "warn";          // RLK_LOG
+  std::optional<Target> cpu_target;        // RLK_ARCH (a comma-separated list, one a backend)
+  std::optional<Target> cuda_target;       // RLK_ARCH
+  std::optional<int> num_threads;          // RLK_NUM_THREADS
+  std::optional<std::string> cache_dir;    // RLK_CACHE_DIR
+  std::filesystem::path package_folder;    // holds librlk_llvm.so and builtin/; beside this code
+};
+
+using Lookup = std::function<std::optional<std::string>(const char* name)>;
+
+// Throws InvalidArgument on a value that a variable cannot have, naming the variable.
+Settings read_settings(const Lookup& environment);
+Settings read_settings();
+
+Policy policy_named(const std::string& text);  // throws InvalidArgument
+std::string_view name(Policy policy);
+
+// Sets cpu_target or cuda_target from "x86-64-v3" or "sm_90a,x86-64-v4". Throws InvalidArgument on an
+// unknown name, and on a CPU level that this host cannot run.
+void set_arch(Settings& settings, const std::string& list);
+
+}  // namespace rlk

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Target names, and the CPU level of this host.
+#include "runtime/target.hpp"
+
+#include <iterator>
+
+namespace rlk {
+namespace {
+
+constexpr std::string_view k_names[] = {"x86-64-v2", "x86-64-v3", "x86-64-v4", "sm_80",
+                                        "sm_86",     "sm_89",     "sm_90a",    "sm_100",
+                                        "sm_120",    "compute_80"};
+constexpr Target k_cpu_targets[] = {Target::x86_64_v2, Target::x86_64_v3, Target::x86_64_v4};
+
+}  // namespace
+
+std::string_view name(Target target) { return k_names[static_cast<int>(target)]; }
+
+Backend backend(Target target) {
+  return target <= Target::x86_64_v4 ? Backend::cpu : Backend::cuda;
+}
+
+std::optional<Target> target_named(std::string_view wanted) {
+  for (std::size_t i = 0; i < std::size(k_names); ++i) {
+    if (k_names[i] == wanted) return static_cast<Target>(i);
+  }
+  return std::nullopt;
+}
+
+std::span<const Target> cpu_targets() { return k_cpu_targets; }
+
+std::optional<Target> host_cpu_target() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  // The builtin asks cpuid and, for the wide registers, the operating system (xgetbv).
+  if (__builtin_cpu_supports("x86-64-v4")) return Target::x86_64_v4;
+  if (__builtin_cpu_supports("x86-64-v3")) return Target::x86_64_v3;
+  if (__builtin_cpu_supports("x86-64-v2")) return Target::x86_64_v2;
+#endif
+  return std::nullopt;
+}
+
+}  // namespace rlk
