@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The entries on disk: one read-write folder over read-only ones. Best effort by design: get gives
+// an entry or nothing, put gives nothing, neither throws; each trouble is logged once.
+//
+// An entry is one file, `<digest>.<compiler>.rlk`, digest being its key's. A file appears whole, by
+// rename, and is never changed afterwards but for its modification time, so that a reader needs no
+// lock and an entry may be replaced or vanish at any time.
+//
+//   found                                        get             afterwards
+//   no such file                                 miss
+//   damage (short, magic, version, checksum,     miss, logged    the next put replaces it by
+//   rename;
+//     other key)                                                 never unlinked under its readers
+//   I/O error                                    miss, logged    nothing is touched
+//   refused (owner, rights, no regular file)     miss, logged    as damage; a folder: no put either
+#pragma once
+
+#include "cache/entry.hpp"
+#include "cache/entry_file.hpp"
+#include "cache/file_system.hpp"
+#include "cache/key.hpp"
+#include "cache/trust.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace rlk::cache {
+
+struct StoreOptions {
+  std::optional<std::string> read_write;  // absolute folder, made at the first put
+  std::vector<std::string> read_only;     // absolute folders in order, the built-in layer last
+  Sharing sharing = Sharing::owner;       // who else may write the read-write folder
+};
+
+struct Layer {
+  std::string folder;
+  bool read_write = false;
+};
+
+// A layer's folder as it is now, for `rlk-jit doctor`.
+struct LayerState {
+  Layer layer;
+  bool exists = false;
+  bool writable = false;  // an absent folder: whether it could be made
+  std::string problem;    // why it is not used, or not readable; empty if all is well
+};
+
+// An entry's file as a listing shows it; the payload is not read, nor the checksum verified.
+struct ListedEntry {
+  Layer layer;
+  std::string path;
+  std::string digest;    // from the file's name
+  std::string compiler;  // from the file's name
+  std::string problem;   // why a get would not use it; empty if its header is sound
+  std::string key;
+  std::string metadata;
+  std::uint64_t payload_bytes = 0;
+  std::uint64_t file_bytes = 0;
+  std::int64_t modified_s = 0;  // last use, to the hour
+};
+
+// Thread-safe. Nothing is touched on disk before the first call.
+class DiskStore {
+ public:
+  explicit DiskStore(StoreOptions options, FileSystem& files = posix_file_system());
+
+  // `compiler` is the identity of the compiler at hand, "" if there is none. With one, the
+  // read-write layer wants an exact match; without, and in read-only layers, any entry of the key
+  // will do: the exact one before the newest. Layers are tried in order.
+  std::optional<Entry> get(const Key& key, std::string_view compiler) noexcept;
+
+  // Publishes the entry under its key and compiler, replacing one that is there. Once permission or
+  // space is found missing, all later puts do nothing.
+  void put(const Entry& entry, std::string_view compiler) noexcept;
+
+  // Every entry of every layer, in layer order; files that vanish meanwhile are left out.
+  std::vector<ListedEntry> list() noexcept;
+
+  std::vector<LayerState> layers() noexcept;
+
+ private:
+  std::optional<Entry> get_from(const Layer& layer, const Key& key, const std::string& digest,
+                                std::string_view compiler);
+  std::optional<Entry> get_file(const Layer& layer, const std::string& name, const Key& key);
+  std::vector<std::string> other_names(const Layer& layer, const std::string& digest,
+                                       const std::string& but_not);
+  bool is_usable(const Layer& layer);
+  void latch_read_only(const std::string& folder, int error);
+  void log_once(const std::string& id, const std::string& message);
+
+  std::vector<Layer> layers_;
+  Sharing sharing_;
+  FileSystem& files_;
+  std::atomic<bool> latched_read_only_ = false;
+  std::mutex logged_mutex_;
+  std::set<std::string> logged_;
+};
+
+}  // namespace rlk::cache
