@@ -4,6 +4,7 @@
 
 #include "cache/file_system.hpp"
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -17,7 +18,9 @@ struct FolderEnvironment {
   std::optional<std::string> tmpdir;
 };
 
-FolderEnvironment folder_environment();
+// `lookup` gives a variable's value or nothing, as runtime/settings.hpp's Lookup does.
+FolderEnvironment folder_environment(
+    const std::function<std::optional<std::string>(const char* variable)>& lookup);
 
 struct DefaultFolder {
   std::optional<std::string> path;  // absolute; nothing if even the temp folder is of no use

@@ -16,7 +16,6 @@
 #pragma once
 
 #include "cache/entry.hpp"
-#include "cache/entry_file.hpp"
 #include "cache/file_system.hpp"
 #include "cache/key.hpp"
 #include "cache/trust.hpp"
@@ -85,21 +84,21 @@ class DiskStore {
   std::vector<LayerState> layers() noexcept;
 
  private:
-  std::optional<Entry> get_from(const Layer& layer, const Key& key, const std::string& digest,
-                                std::string_view compiler);
+  std::optional<Entry> get_from(const Layer& layer, const Key& key, std::string_view compiler);
   std::optional<Entry> get_file(const Layer& layer, const std::string& name, const Key& key);
-  std::vector<std::string> other_names(const Layer& layer, const std::string& digest,
-                                       const std::string& but_not);
-  bool is_usable(const Layer& layer);
-  void latch_read_only(const std::string& folder, int error);
-  void log_once(const std::string& id, const std::string& message);
+  std::vector<std::string> names_of(const Layer& layer, const std::string& digest);
+  void put_into(const std::string& folder, const Entry& entry, std::string_view compiler);
+  void list_layer(const Layer& layer, std::vector<ListedEntry>& listed);
+  bool is_usable(const std::string& folder);
+  void give_up(const std::string& folder, int error);
+  void warn_once(const std::string& id, const std::string& message);
 
   std::vector<Layer> layers_;
   Sharing sharing_;
   FileSystem& files_;
-  std::atomic<bool> latched_read_only_ = false;
-  std::mutex logged_mutex_;
-  std::set<std::string> logged_;
+  std::atomic<bool> gave_up_writing_ = false;
+  std::mutex warned_mutex_;
+  std::set<std::string> warned_;
 };
 
 }  // namespace rlk::cache

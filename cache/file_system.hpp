@@ -58,6 +58,8 @@ class FileSystem {
   virtual int unlink(const std::string& path) = 0;
 };
 
+std::string error_text(int error);
+
 // The real one.
 FileSystem& posix_file_system();
 

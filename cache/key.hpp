@@ -28,7 +28,7 @@ struct Key {
 class KeyBuilder {
  public:
   KeyBuilder& field(std::string_view tag, std::string_view value);
-  Key build() const { return Key{bytes_}; }
+  Key finish() const { return Key{bytes_}; }
 
  private:
   std::string bytes_;

@@ -25,13 +25,9 @@ Identity current_identity();
 std::string trust_problem(const std::string& path, const FileStat& stat, Sharing sharing,
                           const Identity& identity);
 
-// The same for a folder, which may be reached over a symbolic link of a trusted owner. `error` is
-// the errno if the folder could not be looked at (ENOENT: there is none).
-struct FolderTrust {
-  std::string problem;
-  int error = 0;
-};
-FolderTrust check_folder(FileSystem& files, const std::string& folder, Sharing sharing);
+// Whether this owner may have chosen what we run.
+bool is_trusted_owner(const FileStat& stat, Sharing sharing, const Identity& identity);
+std::string owner_problem(const std::string& path, const FileStat& stat, const Identity& identity);
 
 // Rights given to what we make, whatever the umask.
 mode_t folder_mode(Sharing sharing);

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gets, puts and lists entries over the layers.
+#include "cache/disk_store.hpp"
+
+#include "cache/entry_file.hpp"
+#include "cache/entry_name.hpp"
+#include "cache/folder.hpp"
+#include "runtime/error.hpp"
+#include "runtime/log.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <tuple>
+
+namespace rlk::cache {
+namespace {
+
+constexpr std::int64_t kTouchAfterS = 3600;
+
+std::string without_trailing_slash(std::string folder) {
+  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  return folder;
+}
+
+// Waiting does not cure these, so that each later put would fail the same way.
+bool is_lasting(int error) {
+  return error == EACCES || error == EPERM || error == EROFS || error == ENOSPC || error == EDQUOT;
+}
+
+// The promise not to throw, kept even where there is no memory for a message.
+template <class Call>
+void never_throwing(const char* verb, Call&& call) noexcept {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    try {
+      log().warn("cache: {}: {}", verb, error.what());
+    } catch (...) {
+    }
+  } catch (...) {
+  }
+}
+
+}  // namespace
+
+DiskStore::DiskStore(StoreOptions options, FileSystem& files)
+    : sharing_(options.sharing), files_(files) {
+  if (options.read_write) layers_.push_back({without_trailing_slash(*options.read_write), true});
+  for (auto& folder : options.read_only) {
+    layers_.push_back({without_trailing_slash(std::move(folder)), false});
+  }
+}
+
+std::optional<Entry> DiskStore::get(const Key& key, std::string_view compiler) noexcept {
+  std::optional<Entry> entry;
+  never_throwing("get", [&] {
+    for (std::size_t i = 0; i < layers_.size() && !entry; ++i) {
+      entry = get_from(layers_[i], key, compiler);
+    }
+  });
+  return entry;
+}
+
+std::optional<Entry> DiskStore::get_from(const Layer& layer, const Key& key,
+                                         std::string_view compiler) {
+  if (layer.read_write && !is_usable(layer.folder)) return std::nullopt;
+  const std::string digest = key.digest();
+  const std::string exact = compiler.empty() ? "" : entry_file_name(digest, compiler);
+  if (!exact.empty()) {
+    if (auto entry = get_file(layer, exact, key)) return entry;
+    if (layer.read_write) return std::nullopt;
+  }
+  for (const std::string& name : names_of(layer, digest)) {
+    if (name == exact) continue;
+    if (auto entry = get_file(layer, name, key)) return entry;
+  }
+  return std::nullopt;
+}
+
+std::optional<Entry> DiskStore::get_file(const Layer& layer, const std::string& name,
+                                         const Key& key) {
+  const std::string path = layer.folder + '/' + name;
+  ReadRules rules{layer.read_write, sharing_, {}};
+  if (layer.read_write) rules.touch_after_s = kTouchAfterS;
+  EntryRead read = read_entry(files_, path, rules);
+  if (read.status == ReadStatus::ok && read.entry.key != key.bytes) {
+    read.status = ReadStatus::damaged;
+    read.problem = "holds another key than its name says";
+  }
+  switch (read.status) {
+    case ReadStatus::ok:
+      return std::move(read.entry);
+    case ReadStatus::absent:
+      break;
+    case ReadStatus::damaged:
+      warn_once(path, fmt::format("{}: damaged entry not used: {}", path, read.problem));
+      break;
+    case ReadStatus::refused:
+      warn_once(path, fmt::format("{}: entry refused: {}", path, read.problem));
+      break;
+    case ReadStatus::io_error:
+      warn_once(read.problem, fmt::format("{}: entry not read: {}", path, read.problem));
+      break;
+  }
+  return std::nullopt;
+}
+
+// The layer's files for a digest, whatever the compiler, newest first.
+std::vector<std::string> DiskStore::names_of(const Layer& layer, const std::string& digest) {
+  const auto listed = files_.list(layer.folder);
+  if (!listed && listed.error != ENOENT && listed.error != ENOTDIR) {
+    const std::string problem = fmt::format("list: {}", error_text(listed.error));
+    warn_once(problem, fmt::format("{}: layer not read: {}", layer.folder, problem));
+  }
+  using Dated = std::tuple<std::int64_t, std::int64_t, std::string>;
+  std::vector<Dated> dated;
+  for (const std::string& name : listed.value) {
+    if (!name.starts_with(digest) || !parse_entry_file_name(name)) continue;
+    const auto stat = files_.stat(layer.folder + '/' + name, Links::follow).value;
+    dated.emplace_back(stat.modified_s, stat.modified_ns, name);
+  }
+  std::ranges::sort(dated, std::greater<>());
+  std::vector<std::string> names;
+  for (Dated& item : dated) names.push_back(std::move(std::get<2>(item)));
+  return names;
+}
+
+void DiskStore::put(const Entry& entry, std::string_view compiler) noexcept {
+  never_throwing("put", [&] {
+    if (layers_.empty() || !layers_.front().read_write || gave_up_writing_) return;
+    put_into(layers_.front().folder, entry, compiler);
+  });
+}
+
+void DiskStore::put_into(const std::string& folder, const Entry& entry, std::string_view compiler) {
+  if (compiler.empty()) throw InvalidArgument("compiler: expected an identity, got \"\"");
+  const std::string name = entry_file_name(Key{entry.key}.digest(), compiler);
+  const std::string bytes = encode_entry(entry);
+  int error = 0;
+  // Twice: the folder may be removed between its making and the publishing.
+  for (int i = 0; i < 2; ++i) {
+    error = make_folder(files_, folder, sharing_);
+    if (error != 0) break;
+    if (!is_usable(folder)) return;
+    error = publish(files_, folder, name, bytes, sharing_);
+    if (error != ENOENT) break;
+  }
+  if (is_lasting(error)) {
+    give_up(folder, error);
+  } else if (error != 0) {
+    const std::string problem = fmt::format("put: {}", error_text(error));
+    warn_once(problem, fmt::format("{}: entry not stored: {}", folder, problem));
+  }
+}
+
+void DiskStore::give_up(const std::string& folder, int error) {
+  if (gave_up_writing_.exchange(true)) return;
+  log().warn("cache: {}: not writable ({}); kernels compiled from now on are not stored", folder,
+             error_text(error));
+}
+
+// Whether the read-write folder may be read from and written to; an absent one may not, silently.
+bool DiskStore::is_usable(const std::string& folder) {
+  const FolderTrust trust = check_folder(files_, folder, sharing_);
+  if (!trust.problem.empty()) {
+    warn_once(folder, "folder refused: " + trust.problem);
+  } else if (trust.error != 0 && trust.error != ENOENT && trust.error != ENOTDIR) {
+    const std::string problem = fmt::format("stat: {}", error_text(trust.error));
+    warn_once(problem, fmt::format("{}: folder not used: {}", folder, problem));
+  }
+  return trust.problem.empty() && trust.error == 0;
+}
+
+std::vector<ListedEntry> DiskStore::list() noexcept {
+  std::vector<ListedEntry> listed;
+  never_throwing("list", [&] {
+    for (const Layer& layer : layers_) list_layer(layer, listed);
+  });
+  return listed;
+}
+
+void DiskStore::list_layer(const Layer& layer, std::vector<ListedEntry>& listed) {
+  auto names = files_.list(layer.folder);
+  std::ranges::sort(names.value);
+  for (const std::string& name : names.value) {
+    auto parsed = parse_entry_file_name(name);
+    if (!parsed) continue;
+    const std::string path = layer.folder + '/' + name;
+    HeaderRead read = read_header(files_, path, {layer.read_write, sharing_, {}});
+    if (read.status == ReadStatus::absent) continue;
+    listed.push_back({.layer = layer,
+                      .path = path,
+                      .digest = std::move(parsed->digest),
+                      .compiler = std::move(parsed->compiler),
+                      .problem = std::move(read.problem),
+                      .key = std::move(read.key),
+                      .metadata = std::move(read.metadata),
+                      .payload_bytes = read.sizes.payload_bytes,
+                      .file_bytes = read.stat.size_bytes,
+                      .modified_s = read.stat.modified_s});
+  }
+}
+
+std::vector<LayerState> DiskStore::layers() noexcept {
+  std::vector<LayerState> states;
+  never_throwing("layers", [&] {
+    for (const Layer& layer : layers_) {
+      LayerState state;
+      state.layer = layer;
+      const auto stat = files_.stat(layer.folder, Links::follow);
+      state.exists = stat && stat.value.kind == FileKind::folder;
+      state.writable = could_write(files_, layer.folder);
+      if (layer.read_write) {
+        state.problem = check_folder(files_, layer.folder, sharing_).problem;
+      }
+      if (const int error = files_.access(layer.folder, R_OK | X_OK);
+          state.problem.empty() && state.exists && error != 0) {
+        state.problem = fmt::format("{}: not readable: {}", layer.folder, error_text(error));
+      }
+      states.push_back(std::move(state));
+    }
+  });
+  return states;
+}
+
+void DiskStore::warn_once(const std::string& id, const std::string& message) {
+  bool is_first = false;
+  {
+    const std::lock_guard lock(warned_mutex_);
+    is_first = warned_.insert(id).second;
+  }
+  log().log(is_first ? spdlog::level::warn : spdlog::level::debug, "cache: {}", message);
+}
+
+}  // namespace rlk::cache

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads and publishes entry files.
+#include "cache/entry_file.hpp"
+
+#include "cache/entry_name.hpp"
+#include "cache/open_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <ctime>
+
+namespace rlk::cache {
+namespace {
+
+constexpr int kMostTries = 4;  // after ESTALE: the file was replaced on another node
+
+void fail(ReadResult& result, std::string_view what, int error) {
+  result.status = ReadStatus::io_error;
+  result.error = error;
+  result.problem = fmt::format("{}: {}", what, error_text(error));
+}
+
+void fail(ReadResult& result, ReadStatus status, std::string problem) {
+  result.status = status;
+  result.problem = std::move(problem);
+}
+
+// The steps that whole file and header share: opened, looked at, its sizes read. False: see
+// `result`.
+bool open_checked(OpenFile& file, FileSystem& files, const std::string& path,
+                  const ReadRules& rules, ReadResult& result) {
+  switch (file.error()) {
+    case 0:
+      break;
+    case ENOENT:
+    case ENOTDIR:
+      result.status = ReadStatus::absent;
+      return false;
+    case ELOOP:  // O_NOFOLLOW met a symbolic link
+    case ENXIO:  // a socket, or a device without a driver
+    case ENODEV:
+      fail(result, ReadStatus::refused, "expected a regular file, got something else");
+      return false;
+    default:
+      fail(result, "open", file.error());
+      return false;
+  }
+  const auto stat = files.stat_open(file.number());
+  if (!stat) {
+    fail(result, "stat", stat.error);
+    return false;
+  }
+  result.stat = stat.value;
+  if (stat.value.kind != FileKind::regular) {
+    fail(result, ReadStatus::refused, "expected a regular file, got something else");
+    return false;
+  }
+  if (rules.check_owner) {
+    if (std::string problem = trust_problem(path, stat.value, rules.sharing, current_identity());
+        !problem.empty()) {
+      fail(result, ReadStatus::refused, std::move(problem));
+      return false;
+    }
+  }
+  return true;
+}
+
+// O_NONBLOCK: opening a FIFO for reading would else wait for a writer.
+int open_flags(const ReadRules& rules) {
+  return O_RDONLY | O_NONBLOCK | O_NOCTTY | (rules.check_owner ? O_NOFOLLOW : 0);
+}
+
+// Appends `num_bytes` of the file to `bytes`.
+bool read_more(OpenFile& file, std::string& bytes, std::size_t num_bytes, ReadResult& result) {
+  const std::size_t before = bytes.size();
+  bytes.resize(before + num_bytes);
+  const auto num_read = file.read(bytes.data() + before, num_bytes);
+  if (!num_read) {
+    fail(result, "read", num_read.error);
+    return false;
+  }
+  bytes.resize(before + num_read.value);
+  return true;
+}
+
+std::span<const std::byte> as_bytes(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+// Reads the head into `bytes` and its sizes; nothing larger is allocated before they agree.
+std::optional<EntrySizes> read_sizes(OpenFile& file, std::string& bytes, ReadResult& result) {
+  if (!read_more(file, bytes, entry_head_bytes, result)) return std::nullopt;
+  auto sizes = decode_sizes(as_bytes(bytes), result.stat.size_bytes);
+  if (!sizes.value) fail(result, ReadStatus::damaged, std::move(sizes.problem));
+  return sizes.value;
+}
+
+EntryRead read_entry_once(FileSystem& files, const std::string& path, const ReadRules& rules) {
+  EntryRead result;
+  OpenFile file(files, path, open_flags(rules));
+  if (!open_checked(file, files, path, rules, result)) return result;
+  std::string bytes;
+  const auto sizes = read_sizes(file, bytes, result);
+  if (!sizes || !read_more(file, bytes, sizes->file_bytes() - entry_head_bytes, result)) {
+    return result;
+  }
+  auto decoded = decode_entry(as_bytes(bytes));
+  if (!decoded.value) {
+    fail(result, ReadStatus::damaged, std::move(decoded.problem));
+    return result;
+  }
+  result.status = ReadStatus::ok;
+  result.entry = std::move(*decoded.value);
+  if (rules.touch_after_s && std::time(nullptr) - result.stat.modified_s > *rules.touch_after_s) {
+    files.touch(file.number());  // a lost stamp costs nothing but recency
+  }
+  return result;
+}
+
+HeaderRead read_header_once(FileSystem& files, const std::string& path, const ReadRules& rules) {
+  HeaderRead result;
+  OpenFile file(files, path, open_flags(rules));
+  if (!open_checked(file, files, path, rules, result)) return result;
+  std::string bytes;
+  const auto sizes = read_sizes(file, bytes, result);
+  if (!sizes) return result;
+  bytes.clear();
+  if (!read_more(file, bytes, sizes->key_bytes + sizes->metadata_bytes, result)) return result;
+  if (bytes.size() != sizes->key_bytes + sizes->metadata_bytes) {
+    fail(result, ReadStatus::damaged, "shorter than its sizes say");
+    return result;
+  }
+  result.status = ReadStatus::ok;
+  result.sizes = *sizes;
+  result.key = bytes.substr(0, sizes->key_bytes);
+  result.metadata = bytes.substr(sizes->key_bytes);
+  return result;
+}
+
+// The private file of one publish; removed unless it was renamed.
+class TempFile {
+ public:
+  TempFile(FileSystem& files, std::string path) : files_(files), path_(std::move(path)) {}
+  TempFile(const TempFile&) = delete;
+  TempFile& operator=(const TempFile&) = delete;
+  ~TempFile() {
+    if (!renamed_) files_.unlink(path_);
+  }
+
+  int write(std::string_view bytes, mode_t mode) {
+    OpenFile file(files_, path_, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
+    if (file.error() != 0) {
+      renamed_ = true;  // there is no file of ours to remove
+      return file.error();
+    }
+    int error = files_.chmod_open(file.number(), mode);  // the umask may have taken rights away
+    if (error == 0) error = file.write(bytes.data(), bytes.size());
+    if (error == 0) error = file.fsync();
+    const int close_error = file.close();  // network file systems report a full disk here
+    return error != 0 ? error : close_error;
+  }
+
+  int rename(const std::string& to) {
+    const int error =
+        uninterrupted([&] { return Outcome<int>{0, files_.rename(path_, to)}; }).error;
+    renamed_ = error == 0;
+    return error;
+  }
+
+ private:
+  FileSystem& files_;
+  std::string path_;
+  bool renamed_ = false;
+};
+
+int publish_once(FileSystem& files, const std::string& folder, const std::string& name,
+                 std::string_view bytes, Sharing sharing) {
+  TempFile temp(files, folder + '/' + temp_file_name(name));
+  int error = temp.write(bytes, entry_mode(sharing));
+  if (error == 0) error = temp.rename(folder + '/' + name);
+  if (error != 0) return error;
+  // The entry is whole and visible; a power cut may still lose the name, never half of it.
+  OpenFile opened(files, folder, O_RDONLY | O_DIRECTORY);
+  if (opened.error() == 0) opened.fsync();
+  return 0;
+}
+
+}  // namespace
+
+EntryRead read_entry(FileSystem& files, const std::string& path, const ReadRules& rules) {
+  EntryRead result = read_entry_once(files, path, rules);
+  for (int i = 1; i < kMostTries && result.error == ESTALE; ++i) {
+    result = read_entry_once(files, path, rules);
+  }
+  return result;
+}
+
+HeaderRead read_header(FileSystem& files, const std::string& path, const ReadRules& rules) {
+  HeaderRead result = read_header_once(files, path, rules);
+  for (int i = 1; i < kMostTries && result.error == ESTALE; ++i) {
+    result = read_header_once(files, path, rules);
+  }
+  return result;
+}
+
+int publish(FileSystem& files, const std::string& folder, const std::string& name,
+            std::string_view bytes, Sharing sharing) {
+  int error = publish_once(files, folder, name, bytes, sharing);
+  // EEXIST: the temp name was taken.
+  for (int i = 1; i < kMostTries && (error == ESTALE || error == EEXIST); ++i) {
+    error = publish_once(files, folder, name, bytes, sharing);
+  }
+  return error;
+}
+
+}  // namespace rlk::cache
