@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// exp and log of CPU templates: our own polynomials, so that bits follow the level alone.
+#pragma once
+
+#include "vector.h"
+
+namespace rlk {
+
+constexpr float kLog2E = 1.44269504088896341f;
+
+// 2^y for y <= 0 (valid to y = 126). 1 ulp with fma. exp2(0) is exactly 1; below 2^-126 it is 0, so
+// exp2(-inf) is 0; NaN stays NaN, since every comparison with it is false and the scale multiplies.
+RLK_INLINE VecF exp2(VecF y) {
+  const VecF magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const VecF shifted = y + magic;
+  const VecF f = y - (shifted - magic);  // |f| <= 1/2, exact
+  VecF p = splat(1.535336188319500e-4f);
+  p = fma(p, f, splat(1.339887440266574e-3f));
+  p = fma(p, f, splat(9.618437357674640e-3f));
+  p = fma(p, f, splat(5.550332471162809e-2f));
+  p = fma(p, f, splat(2.402264791363012e-1f));
+  p = fma(p, f, splat(6.931472028550421e-1f));
+  p = fma(p, f, splat(1.0f));
+  const VecF scale = from_bits((bits(shifted) + 127) << 23);
+  return select(y < -126.0f, splat(0.0f), p * scale);
+}
+
+// e^x for x <= 0.
+RLK_INLINE VecF exp(VecF x) { return exp2(x * kLog2E); }
+
+// Natural logarithm of x: 0 -> -inf, NaN -> NaN, inf -> inf; log(1) is exactly 0. x is 0 or normal.
+RLK_INLINE VecF log(VecF x) {
+  const VecI i = bits(x);
+  // Split x = m * 2^e with m in [sqrt(1/2), sqrt(2)).
+  const VecI e = (i - 0x3f3504f3) >> 23;
+  const VecF m = from_bits(i - (e << 23));
+  const VecF f = m - 1.0f;
+  const VecF ef = __builtin_convertvector(e, VecF);
+  VecF p = splat(7.0376836292e-2f);
+  p = fma(p, f, splat(-1.1514610310e-1f));
+  p = fma(p, f, splat(1.1676998740e-1f));
+  p = fma(p, f, splat(-1.2420140846e-1f));
+  p = fma(p, f, splat(1.4249322787e-1f));
+  p = fma(p, f, splat(-1.6668057665e-1f));
+  p = fma(p, f, splat(2.0000714765e-1f));
+  p = fma(p, f, splat(-2.4999993993e-1f));
+  p = fma(p, f, splat(3.3333331174e-1f));
+  const VecF f2 = f * f;
+  VecF r = p * f2 * f;
+  r = fma(ef, splat(-2.12194440e-4f), r);
+  r = fma(f2, splat(-0.5f), r);
+  r = fma(ef, splat(0.693359375f), f + r);
+  r = select(x == 0.0f, splat(-__builtin_inff()), r);
+  r = select(x == __builtin_inff(), x, r);
+  return select(x == x, r, x);
+}
+
+}  // namespace rlk

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CPU kernels of linear_logp and their host code agree on: tile shapes and arguments.
+// Included by kernel_cpu.cpp, which has no headers, so this file includes nothing.
+#pragma once
+
+namespace rlk {
+
+using Int64 = __INT64_TYPE__;
+
+// Codes of the constant kX and of LinearLogpCpuArgs::bias_type.
+enum CpuType : Int64 { kTypeNone = 0, kTypeFloat32 = 1, kTypeBfloat16 = 2, kTypeFloat16 = 3 };
+
+// Shape of the register tile (tile_rows x tile_vectors vectors of vector_lanes floats) and the two
+// widths that fix the order of additions: the leaf (columns of vocabulary a partial covers) and the
+// block (terms of a dot product that are summed before the sum joins the logit). One place for each
+// level; specialized and generic variants share it, so they give the same bits.
+struct LinearLogpCpuTile {
+  Int64 vector_lanes;
+  Int64 tile_rows;
+  Int64 tile_vectors;
+  Int64 leaf;   // multiple of tile_rows
+  Int64 block;  // multiple of panel()
+  // Width of a panel: the lanes of one register tile. A multiple of tile_rows.
+  constexpr Int64 panel() const { return vector_lanes * tile_vectors; }
+};
+
+// vector_lanes: 16 (x86-64-v4), 8 (x86-64-v3), 4 (x86-64-v2, armv8-a).
+constexpr LinearLogpCpuTile linear_logp_cpu_tile(Int64 vector_lanes) {
+  return vector_lanes == 16  ? LinearLogpCpuTile{16, 8, 3, 128, 192}
+         : vector_lanes == 8 ? LinearLogpCpuTile{8, 4, 3, 128, 192}
+                             : LinearLogpCpuTile{4, 4, 3, 128, 192};
+}
+
+// A "panel matrix" [cols/P][rows][P] of floats: column c of row r lies at (c / P * rows + r) * P +
+// c % P with P = panel(). Every operand of every product has this form; see kernel_cpu.cpp.
+
+// Arguments of every entry point. A field that a step does not name (see kernel_cpu.cpp) is not
+// read by it. Strides and offsets count elements and may be zero or negative. "Row" is a row of the
+// strip, 0 <= row < num_rows; only active rows are listed.
+struct LinearLogpCpuArgs {
+  // Sizes; read where kV, kD are -1, equal to them elsewhere.
+  Int64 vocab;
+  Int64 dim;
+
+  // Operands, of type kX.
+  const void* hidden;
+  const Int64* hidden_offsets;  // [num_rows] offset of each row, or null: row * hidden_row_stride
+  Int64 hidden_row_stride;
+  Int64 hidden_col_stride;
+  const void* weight;
+  Int64 weight_row_stride;
+  Int64 weight_col_stride;
+  const void* bias;  // of bias_type
+  Int64 bias_type;
+  Int64 bias_stride;
+
+  // Rows of the strip.
+  Int64 num_rows;
+  Int64 padded_rows;                 // num_rows rounded up to whole panels
+  const Int64* rows;                 // [num_rows] index of each row in the outputs, or null: identity
+  const Int64* target;               // [num_rows] 0 <= target < vocab
+  const float* inverse_temperature;  // [num_rows] or null: 1
+  const float* grad;                 // [num_rows] upstream gradient (backward)
+
+  // Per-row outputs of the forward, inputs of the backward; indexed through rows.
+  float* logp;
+  float* row_max;
+  float* row_log_sum;
+
+  // Workspace of the strip; 64-byte aligned.
+  float* hidden_by_row;   // [padded_rows/P][dim][P]: lanes are rows
+  float* hidden_by_col;   // [ceil(dim/P)][padded_rows][P]: lanes are columns of hidden (backward)
+  Int64* lane_target;     // [padded_rows] target, -1 in padding
+  float* lane_scale;      // [padded_rows] inverse temperature, 1 in padding
+  float* lane_max;        // [padded_rows] (backward)
+  float* lane_log_sum;    // [padded_rows] (backward)
+  float* lane_grad;       // [padded_rows] grad * inverse temperature, 0 in padding (backward)
+  Int64 panels_per_item;  // panels of rows an item of fwd_main or bwd_dz covers
+
+  // Forward: partials [leaves][padded_rows].
+  float* partial_max;
+  float* partial_sum;
+  float* lane_target_logit;  // [padded_rows]
+
+  // Backward: the wave is columns [wave_begin, wave_begin + wave_cols) of the vocabulary.
+  Int64 wave_begin;            // multiple of leaf
+  Int64 wave_cols;
+  Int64 padded_wave;           // rows of the wave's panel matrices: at least wave_cols, whole leaves
+  Int64 first_row;             // of the strip, in the accumulators
+  Int64 total_rows;            // padded rows of all strips
+  float* weight_wave;          // [ceil(dim/P)][padded_wave][P]
+  float* grad_logits;          // [padded_rows/P][padded_wave][P]: dZ
+  float* grad_hidden_sum;      // [ceil(dim/P)][total_rows][P], over all strips
+  float* grad_weight_sum;      // [ceil(dim/P)][padded_wave][P]
+  float* grad_bias_sum;        // [padded_wave][P]: a sum a lane
+  void* grad_hidden;           // outputs; of type kX
+  Int64 grad_hidden_row_stride;
+  Int64 grad_hidden_col_stride;
+  void* grad_weight;
+  Int64 grad_weight_row_stride;
+  Int64 grad_weight_col_stride;
+  void* grad_bias;  // of bias_type
+  Int64 grad_bias_stride;
+};
+
+// Entry points: items [begin, end) with a scratch of the calling thread, 64-byte aligned.
+using LinearLogpCpuStep = void (*)(const LinearLogpCpuArgs* args, Int64 begin, Int64 end,
+                                   void* scratch);
+
+// Floats of scratch that fwd_main needs: a block of weights, logits of a leaf, bias of a leaf.
+constexpr Int64 linear_logp_cpu_scratch_floats(const LinearLogpCpuTile& tile,
+                                               Int64 panels_per_item) {
+  return tile.leaf * tile.block + panels_per_item * tile.leaf * tile.panel() + tile.leaf;
+}
+
+}  // namespace rlk
