@@ -28,6 +28,8 @@ struct LinearLogpCall : jit::OpCall {
   Tensor grad_hidden, grad_weight, grad_bias;
 };
 
-const jit::Op& linear_logp_op();
+namespace templates {
+extern const jit::Op linear_logp_op;
+}
 
 }  // namespace rlk

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// One call, ten stages: check, specialize, look up, key, get, compile, put, load, launch.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "cache/disk_store.hpp"
+#include "cache/key.hpp"
+#include "jit/compiler.hpp"
+#include "jit/kernel_table.hpp"
+#include "jit/op.hpp"
+#include "runtime/settings.hpp"
+
+namespace rlk::jit {
+
+struct CacheInfo {
+  std::int64_t memory_hits = 0;  // calls whose kernel was loaded
+  std::int64_t disk_hits = 0;    // kernels loaded from a cache layer
+  std::int64_t compiles = 0;     // kernels compiled by this process
+  std::int64_t fallbacks = 0;    // calls that ran the generic kernel in place of a specialized one
+};
+
+// What a call would run, found without compiling, storing or loading anything.
+struct Explanation {
+  std::string kernel;   // text of the variant that would run; empty if none can
+  std::string key;      // its cache digest
+  std::string variant;  // "specialized" or "generic"
+  std::string source;   // "loaded", "cache", "compile" or "none"
+  std::string reason;   // in words
+};
+
+// What may change while a process runs.
+struct Config {
+  Settings settings;
+  bool specialize = true;  // false: always the generic variant
+};
+
+class Dispatcher {
+ public:
+  explicit Dispatcher(Config config, std::shared_ptr<Compiler> cpu_compiler);
+
+  // The dispatcher of this process, made from the environment at first use.
+  static Dispatcher& instance();
+
+  void run(const OpCall& call);
+  Explanation explain(const OpCall& call);
+  CacheInfo cache_info() const;
+
+  Config config() const;
+  void configure(Config config);
+
+  // The store and compiler in use, for the inspector.
+  std::shared_ptr<cache::DiskStore> store() const;
+  Compiler& cpu_compiler() const { return *cpu_compiler_; }
+
+ private:
+  // What stages 5 to 9 need, taken once so that a configure() in between does not mix.
+  struct Session {
+    Config config;
+    std::shared_ptr<cache::DiskStore> store;
+  };
+
+  void lock_for_fork();
+  void unlock_in_parent();
+  void reset_in_child();
+  Session session() const;
+  Specialization specialize(const OpCall& call) const;
+  std::string why_not_compile(const Session& session) const;
+  std::optional<cache::Entry> get(const Session& session, const cache::Key& key) const;
+  cache::Entry compile(const Specialization& spec, const cache::Key& key);
+  const LoadedKernel* load(const Specialization& spec, const cache::Entry& entry);
+  const LoadedKernel* load_cached(const Specialization& spec, const cache::Entry& entry);
+  Variant fall_back(const Specialization& spec, const std::string& reason);
+  void warn_once(const std::string& message, const std::string& reason);
+
+  std::shared_ptr<Compiler> cpu_compiler_;
+  KernelTable table_;
+
+  // Read on every call.
+  std::atomic<Target> cpu_target_{};
+  std::atomic<bool> has_cpu_target_{false};
+  std::atomic<bool> specialize_{true};
+
+  mutable std::mutex mutex_;  // guards what follows; never held while a stage runs
+  Session session_;
+  std::set<std::string> warned_;
+
+  mutable std::atomic<std::int64_t> memory_hits_{0}, disk_hits_{0}, compiles_{0}, fallbacks_{0};
+};
+
+}  // namespace rlk::jit

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The dispatcher's making and settings: what is decided once or by configure(), not by a call.
+#include <pthread.h>
+
+#include "cache/default_folder.hpp"
+#include "jit/dispatcher.hpp"
+#include "jit/llvm_compiler.hpp"
+#include "runtime/error.hpp"
+#include "runtime/log.hpp"
+#include "runtime/thread_pool.hpp"
+
+namespace rlk::jit {
+namespace {
+
+std::shared_ptr<cache::DiskStore> make_store(const Settings& settings) {
+  auto environment = cache::folder_environment();
+  environment.rlk_cache_dir = settings.cache_dir;
+  const auto folder = cache::default_folder(environment);
+  if (!folder.note.empty()) log().warn("{}", folder.note);
+  return std::make_shared<cache::DiskStore>(cache::StoreOptions{
+      folder.path, {(settings.package_folder / "builtin").string()}, cache::Sharing::owner});
+}
+
+}  // namespace
+
+Dispatcher::Dispatcher(Config config, std::shared_ptr<Compiler> cpu_compiler)
+    : cpu_compiler_(std::move(cpu_compiler)) {
+  configure(std::move(config));
+}
+
+Dispatcher& Dispatcher::instance() {
+  // Leaked on purpose: other threads may still call while statics are destroyed.
+  static Dispatcher* dispatcher = [] {
+    Config config{read_settings(), true};
+    auto compiler = std::make_shared<LlvmCompiler>(config.settings.package_folder);
+    auto* made = new Dispatcher(std::move(config), std::move(compiler));
+    pthread_atfork([] { instance().lock_for_fork(); }, [] { instance().unlock_in_parent(); },
+                   [] { instance().reset_in_child(); });
+    return made;
+  }();
+  return *dispatcher;
+}
+
+// In the order that configure() takes the two locks.
+void Dispatcher::lock_for_fork() {
+  mutex_.lock();
+  table_.lock_for_fork();
+}
+
+void Dispatcher::unlock_in_parent() {
+  table_.unlock_in_parent();
+  mutex_.unlock();
+}
+
+void Dispatcher::reset_in_child() {
+  table_.reset_in_child();
+  mutex_.unlock();
+}
+
+Dispatcher::Session Dispatcher::session() const {
+  std::lock_guard lock(mutex_);
+  return session_;
+}
+
+Config Dispatcher::config() const { return session().config; }
+
+std::shared_ptr<cache::DiskStore> Dispatcher::store() const { return session().store; }
+
+void Dispatcher::configure(Config config) {
+  set_log_level(config.settings.log_level);
+  if (config.settings.num_threads) {
+    runtime::ThreadPool::instance().set_num_threads(*config.settings.num_threads);
+  }
+  const auto target = config.settings.cpu_target ? config.settings.cpu_target : host_cpu_target();
+  has_cpu_target_ = target.has_value();
+  if (target) cpu_target_ = *target;
+  specialize_ = config.specialize;
+
+  std::lock_guard lock(mutex_);
+  if (!session_.store || config.settings.cache_dir != session_.config.settings.cache_dir) {
+    session_.store = make_store(config.settings);
+  }
+  session_.config = std::move(config);
+  warned_.clear();
+  table_.forget_fallbacks();
+}
+
+}  // namespace rlk::jit

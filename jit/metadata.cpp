@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes an entry's metadata. A number that the compiler does not know is left out.
+#include "jit/metadata.hpp"
+
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+namespace rlk::jit {
+
+std::string metadata(const Specialization& spec, const CompileRequest& request,
+                     const CompileStats& stats, const std::string& compiler) {
+  nlohmann::ordered_json json;
+  json["name"] = request.name;
+  json["target"] = request.target;
+  json["generic"] = spec.is_generic();
+  json["compiler"] = compiler;
+  json["options"] = request.options;
+  json["entries"] = request.entries;
+  for (const auto& constant : request.constants) json["constants"][constant.name] = constant.value;
+  json["created"] = static_cast<std::int64_t>(std::time(nullptr));
+  json["compile_ms"] = stats.compile_ms;
+  const auto known = [&](const char* field, std::int64_t value) {
+    if (value >= 0) json[field] = value;
+  };
+  known("code_bytes", stats.code_bytes);
+  known("registers", stats.registers);
+  known("shared_bytes", stats.shared_bytes);
+  known("local_bytes", stats.local_bytes);
+  known("spilled_bytes", stats.spilled_bytes);
+  known("num_spills", stats.num_spills);
+  return json.dump();
+}
+
+}  // namespace rlk::jit

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an op tells the dispatcher: its constants and one function a stage.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "jit/specialization.hpp"
+#include "runtime/loaded_kernel.hpp"
+#include "runtime/tensor.hpp"
+
+namespace rlk::jit {
+
+struct Op;
+
+// Base of each op's call struct, which adds the tensors and values by name.
+struct OpCall {
+  const Op* op = nullptr;
+  Pass pass = Pass::fwd;
+  Device device;
+};
+
+// One constant of a template. Two neighbours of one label are shown as one: tile=14x2.
+struct ConstantDef {
+  std::string_view label;                       // in the text form: "V"
+  const char* symbol;                           // in the template: "kV"
+  std::span<const std::string_view> words = {};  // names of the values 0, 1, ...; empty: a number
+  bool may_be_run_time = true;                  // false: constant in the generic variant too
+};
+
+struct Op {
+  std::string_view name;
+  std::span<const ConstantDef> constants;
+
+  // Stage 2. Throws InvalidArgument.
+  void (*check)(const OpCall&);
+  // Stage 3. Allocates nothing.
+  Specialization (*specialize)(const OpCall&, Target);
+  // Stage 10. kernel.entries follow `entries(pass)`.
+  void (*launch)(const LoadedKernel&, const OpCall&);
+
+  // Entry points of the artifact of a pass.
+  std::span<const char* const> (*entries)(Pass);
+  // The generic variants that ship with rlk, for one target.
+  std::vector<Specialization> (*generic_variants)(Target);
+};
+
+}  // namespace rlk::jit

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear_logp for the dispatcher: its constants, entry points and stages.
+#include "templates/linear_logp/op.hpp"
+
+#include "templates/linear_logp/check.hpp"
+#include "templates/linear_logp/launch_cpu.hpp"
+#include "templates/linear_logp/rows.hpp"
+
+namespace rlk {
+namespace {
+
+// Words of the codes of CpuType in cpu_args.h.
+constexpr std::string_view k_types[] = {"none", "f32", "bf16", "f16"};
+
+constexpr jit::ConstantDef k_constants[] = {
+    {"x", "kX", k_types, /*may_be_run_time=*/false},
+    {"V", "kV"},
+    {"D", "kD"},
+};
+
+// In the order of LinearLogpCpuSteps.
+constexpr const char* k_fwd_entries[] = {"rlk_linear_logp_fwd_pack", "rlk_linear_logp_fwd_main",
+                                         "rlk_linear_logp_fwd_merge"};
+constexpr const char* k_bwd_entries[] = {
+    "rlk_linear_logp_bwd_pack_weight", "rlk_linear_logp_bwd_pack_hidden",
+    "rlk_linear_logp_bwd_dz",          "rlk_linear_logp_bwd_dh",
+    "rlk_linear_logp_bwd_dw",          "rlk_linear_logp_bwd_db",
+    "rlk_linear_logp_bwd_store_dw",    "rlk_linear_logp_bwd_store_db",
+    "rlk_linear_logp_bwd_store_dh"};
+
+std::span<const char* const> entries(jit::Pass pass) {
+  if (pass == jit::Pass::fwd) return k_fwd_entries;
+  return k_bwd_entries;
+}
+
+CpuType cpu_type(DType dtype) {
+  return dtype == DType::f32 ? kTypeFloat32 : dtype == DType::bf16 ? kTypeBfloat16 : kTypeFloat16;
+}
+
+jit::Specialization specialize(const jit::OpCall& base, Target target) {
+  const auto& call = static_cast<const LinearLogpCall&>(base);
+  return {call.op, call.pass, target,
+          {cpu_type(call.weight.dtype), call.weight.shape[0], call.weight.shape[1]}};
+}
+
+std::vector<jit::Specialization> generic_variants(Target target) {
+  std::vector<jit::Specialization> variants;
+  for (auto pass : {jit::Pass::fwd, jit::Pass::bwd}) {
+    for (auto type : {kTypeFloat32, kTypeBfloat16, kTypeFloat16}) {
+      variants.push_back(jit::Specialization{&templates::linear_logp_op, pass, target, {type}}.generic());
+    }
+  }
+  return variants;
+}
+
+}  // namespace
+
+namespace templates {
+const jit::Op linear_logp_op{
+    "linear_logp",           k_constants, check_linear_logp, specialize,
+    launch_linear_logp, entries,     generic_variants,
+};
+}  // namespace templates
+
+}  // namespace rlk

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compacts the rows of a call: mask and ignore_index are gone after this.
+#include "templates/linear_logp/rows.hpp"
+
+#include <optional>
+
+#include "runtime/error.hpp"
+#include "runtime/read_values.hpp"
+#include "templates/linear_logp/check.hpp"
+
+namespace rlk {
+namespace {
+
+// The one stride that steps through all leading axes in row-major order, if there is one.
+std::optional<std::int64_t> row_stride(const Tensor& hidden) {
+  std::optional<std::int64_t> inner;  // stride of the innermost leading axis longer than 1
+  std::int64_t expected = 0;
+  for (int axis = hidden.rank - 2; axis >= 0; --axis) {
+    if (hidden.shape[axis] == 1) continue;
+    if (!inner) {
+      inner = hidden.strides[axis];
+      expected = hidden.strides[axis] * hidden.shape[axis];
+    } else if (hidden.strides[axis] == expected) {
+      expected *= hidden.shape[axis];
+    } else {
+      return std::nullopt;
+    }
+  }
+  return inner.value_or(0);
+}
+
+// Row numbers kept by mask and ignore_index; nothing where all are.
+std::optional<std::vector<std::int64_t>> kept_rows(const LinearLogpCall& call,
+                                                   const std::vector<std::int64_t>& target) {
+  std::vector<bool> keep(target.size(), true);
+  if (call.ignore_index) {
+    for (std::size_t row = 0; row < target.size(); ++row) keep[row] = target[row] != *call.ignore_index;
+  }
+  const auto apply = [&](const auto& mask) {
+    for (std::size_t row = 0; row < mask.size(); ++row) {
+      if (mask[row] != 0 && mask[row] != 1) {
+        throw InvalidArgument("linear_logp: mask: expected 0 or 1, got {} in row {}", mask[row], row);
+      }
+      if (mask[row] == 0) keep[row] = false;
+    }
+  };
+  if (call.mask.present()) {
+    if (is_floating(call.mask.dtype)) {
+      apply(read_floats(call.mask));
+    } else {
+      apply(read_integers(call.mask));
+    }
+  }
+  std::vector<std::int64_t> rows;
+  for (std::size_t row = 0; row < keep.size(); ++row) {
+    if (keep[row]) rows.push_back(static_cast<std::int64_t>(row));
+  }
+  if (rows.size() == keep.size()) return std::nullopt;
+  return rows;
+}
+
+template <class T>
+void gather(std::vector<T>& values, const std::vector<std::int64_t>& rows) {
+  for (std::size_t i = 0; i < rows.size(); ++i) values[i] = values[rows[i]];
+  values.resize(rows.size());
+}
+
+void expect_targets_in_range(const ActiveRows& active, std::int64_t vocab) {
+  for (std::size_t i = 0; i < active.target.size(); ++i) {
+    const auto id = active.target[i];
+    if (id >= 0 && id < vocab) continue;
+    throw InvalidArgument("linear_logp: target: expected ids in [0, {}), got {} in row {}", vocab, id,
+                          active.rows.empty() ? static_cast<std::int64_t>(i) : active.rows[i]);
+  }
+}
+
+}  // namespace
+
+ActiveRows active_rows(const LinearLogpCall& call) {
+  ActiveRows active;
+  active.target = read_integers(call.target);
+  active.num_rows = static_cast<std::int64_t>(active.target.size());
+  const auto kept = kept_rows(call, active.target);
+  if (kept) {
+    active.rows = *kept;
+    gather(active.target, *kept);
+  }
+  active.num_active = static_cast<std::int64_t>(active.target.size());
+  expect_targets_in_range(active, call.weight.shape[0]);
+
+  const auto stride = row_stride(call.hidden);
+  if (stride && !kept) {
+    active.hidden_row_stride = *stride;
+  } else {
+    active.hidden_offsets = read_offsets(call.hidden, call.hidden.rank - 1);
+    if (kept) gather(active.hidden_offsets, *kept);
+  }
+
+  if (call.temperature.present()) {
+    active.inverse_temperature = read_floats(call.temperature);
+    if (kept) gather(active.inverse_temperature, *kept);
+    for (float& value : active.inverse_temperature) value = inverse_temperature(value);
+  } else if (call.temperature_value != 1.0) {
+    active.inverse_temperature.assign(active.target.size(),
+                                      inverse_temperature(call.temperature_value));
+  }
+  if (call.pass == jit::Pass::bwd) {
+    active.grad = read_floats(call.grad_output);
+    if (kept) gather(active.grad, *kept);
+  }
+  return active;
+}
+
+}  // namespace rlk

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of a call on the CPU: which are active, where they lie, and their value each.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "templates/linear_logp/op.hpp"
+
+namespace rlk {
+
+// All vectors are over the active rows in ascending order.
+struct ActiveRows {
+  std::int64_t num_rows = 0;      // of the call, inactive ones included
+  std::int64_t num_active = 0;
+  std::vector<std::int64_t> rows;            // empty: all are active
+  std::vector<std::int64_t> hidden_offsets;  // empty: row * hidden_row_stride
+  std::int64_t hidden_row_stride = 0;
+  std::vector<std::int64_t> target;
+  std::vector<float> inverse_temperature;  // empty: 1
+  std::vector<float> grad;                 // backward
+};
+
+// Throws InvalidArgument, naming the row, on a target outside [0, V), a temperature that is not
+// above 0 or a mask that is neither 0 nor 1; the first two in active rows only.
+ActiveRows active_rows(const LinearLogpCall& call);
+
+}  // namespace rlk
