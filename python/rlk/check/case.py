@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One case (which op, at what sizes, on what inputs) and the inputs made from it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from .stored import Stored, of_raw
+
+SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that inputs are made from; equal cases make equal bits.
+
+    `lead` is the shape of the rows: (batch, seq), (rows,) or (). `sizes` are the op's own sizes,
+    `kind` says how values are drawn, `options` are the op's options.
+    """
+
+    op: str
+    dtype: str
+    lead: tuple[int, ...]
+    sizes: Mapping[str, int]
+    kind: str = "random"
+    layout: str = "contiguous"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """A generator of its own for each purpose, so that one draw never shifts another."""
+        return np.random.default_rng([self.seed, zlib.crc32(f"{self.text()}/{purpose}".encode())])
+
+    def text(self) -> str:
+        """The case in one line, as reports print it."""
+        sizes = [f"{name[0].upper()}={size}" for name, size in self.sizes.items()]
+        lead = "x".join(map(str, self.lead)) or "scalar"
+        options = [f"{name}={value}" for name, value in sorted(self.options.items())]
+        return " ".join([SHORT[self.dtype], lead, *sizes, self.kind, self.layout, *options])
+
+    def but(self, **changes: Any) -> Case:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments by name (Stored, a Python number or None) and which of them have rows."""
+
+    values: Mapping[str, Any]
+    lead: tuple[int, ...]
+    row_names: tuple[str, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return int(np.prod(self.lead, dtype=np.int64))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def but(self, **changes: Any) -> Inputs:
+        return replace(self, values={**self.values, **changes})
+
+    def rows(self, index: np.ndarray) -> Inputs:
+        """Only the rows `index` of the flattened rows, in that order, contiguous, lead (n,)."""
+        picked = {name: take_rows(self[name], len(self.lead), index) for name in self.row_names}
+        return replace(self, values={**self.values, **picked}, lead=(len(index),))
+
+
+def flat_rows(stored: Stored, num_lead: int) -> np.ndarray:
+    """The bits as [rows, ...], whatever the first `num_lead` dimensions are."""
+    rows = int(np.prod(stored.shape[:num_lead], dtype=np.int64))
+    return np.ascontiguousarray(stored.raw()).reshape(rows, *stored.shape[num_lead:])
+
+
+def take_rows(stored: Stored, num_lead: int, index: np.ndarray) -> Stored:
+    """The rows `index` of an array whose first `num_lead` dimensions are rows."""
+    return of_raw(flat_rows(stored, num_lead)[index], stored.dtype)

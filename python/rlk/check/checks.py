@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forward, gradient and determinism of one case against the oracle.
+
+Every check is a function of (Session, Case) that raises Failure or returns measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .candidates import Candidate, Outcome
+from .case import Case, Inputs
+from .compare import Deviation, deviation, expect_form, same_bits
+from .contract import Contract
+from .frameworks import Failure
+from .oracle import Bounded
+from .result import measured
+from .spec import Expected, OpSpec
+from .stored import Stored
+
+
+@dataclass(frozen=True)
+class Session:
+    """Who is checked against what."""
+
+    spec: OpSpec
+    candidate: Candidate
+    contract: Contract
+    arch: str | None
+
+    def expected(self, case: Case, inputs: Inputs) -> Expected:
+        return self.spec.expected(case, inputs, self.contract, self.arch)
+
+    def expected_gradients(
+        self, case: Case, inputs: Inputs, upstream: Stored, forward: Expected
+    ) -> Mapping[str, Bounded]:
+        return self.spec.expected_gradients(
+            case, inputs, upstream, forward, self.contract, self.arch
+        )
+
+    def forward(self, inputs: Inputs) -> Outcome:
+        """One forward call whose outputs have the right form and whose inputs are untouched."""
+        outcome = self.candidate.forward(self.spec, inputs)
+        self._expect_outputs(outcome, inputs)
+        return outcome
+
+    def gradient(self, inputs: Inputs, upstream: Stored) -> Outcome:
+        """One forward and backward call, of the right form."""
+        outcome = self.candidate.gradient(self.spec, inputs, upstream)
+        self._expect_outputs(outcome, inputs)
+        for name in self.spec.needs(inputs):
+            given = inputs[name]
+            expect_form(name, outcome.gradients[name], given.shape, given.dtype, "grad_")
+        return outcome
+
+    def _expect_outputs(self, outcome: Outcome, inputs: Inputs) -> None:
+        if outcome.changed:
+            raise Failure("input_changed", f"{', '.join(outcome.changed)} written by the call")
+        for name in self.spec.outputs:
+            expect_form(name, outcome.outputs[name], inputs.lead, self.spec.output_dtype, "")
+
+
+Measured = dict[str, Any]
+
+
+def forward(session: Session, case: Case) -> Measured:
+    """Outputs within their bounds."""
+    inputs = session.spec.build(case)
+    outcome = session.forward(inputs)
+    return _compare_outputs(session, inputs, outcome, session.expected(case, inputs))
+
+
+def gradient(session: Session, case: Case) -> Measured:
+    """Outputs first, then every gradient, within its bounds, for a random upstream gradient."""
+    spec = session.spec
+    inputs = spec.build(case)
+    upstream = spec.upstream(case, inputs)
+    expected = session.expected(case, inputs)
+    exact = session.expected_gradients(case, inputs, upstream, expected)
+    outcome = session.gradient(inputs, upstream)
+    _compare_outputs(session, inputs, outcome, expected)
+    worst: Measured = {}
+    for name, bounded in exact.items():
+        worst = _worse(
+            worst, _compare(session, inputs, name, outcome.gradients[name], bounded, "grad_")
+        )
+    return worst
+
+
+def determinism(session: Session, case: Case) -> Measured:
+    """T7: the same inputs, three runs with another call between them, the same bits."""
+    spec = session.spec
+    inputs = spec.build(case)
+    upstream = spec.upstream(case, inputs)
+    other = spec.build(case.but(seed=case.seed + 1))
+    runs = []
+    for _ in range(3):
+        runs.append(call(session, case, inputs, upstream))
+        session.forward(other)
+    for run in runs[1:]:
+        expect_same(runs[0], run, "nondeterministic", "the same call gave other bits")
+    return {}
+
+
+def call(session: Session, case: Case, inputs: Inputs, upstream: Stored) -> dict[str, Stored]:
+    """Outputs and, where the kind has them, gradients of one call, by name."""
+    found = dict(session.forward(inputs).outputs)
+    if case.kind not in session.spec.forward_only and session.candidate.differentiates:
+        found |= session.gradient(inputs, upstream).gradients
+    return found
+
+
+def expect_same(
+    first: Mapping[str, Stored], second: Mapping[str, Stored], kind: str, message: str
+) -> None:
+    """Raises Failure(kind) at the first value whose bits differ."""
+    for name in first:
+        where = same_bits(first[name], second[name])
+        if where is not None:
+            raise Failure(kind, f"{message}: {name}{list(where)}")
+
+
+def place_of(spec: OpSpec, inputs: Inputs, name: str, index: tuple[int, ...]) -> dict[str, int]:
+    """An index by the names of its axes; row and position are batch and sequence."""
+    axes = spec.axes[name]
+    if name in spec.row_outputs:
+        lead = ("row", "position") if len(inputs.lead) == 2 else ("row",) * len(inputs.lead)
+        axes = (*lead, *axes)
+    return dict(zip(axes, index, strict=False))
+
+
+def _compare_outputs(
+    session: Session, inputs: Inputs, outcome: Outcome, expected: Expected
+) -> Measured:
+    worst: Measured = {}
+    for name, bounded in expected.outputs.items():
+        worst = _worse(worst, _compare(session, inputs, name, outcome.outputs[name], bounded, ""))
+    return worst
+
+
+def _compare(
+    session: Session, inputs: Inputs, name: str, got: Stored, exact: Bounded, prefix: str
+) -> Measured:
+    values = got.values()
+    found = deviation(values, exact)
+    if values.size == 0:
+        return {"value": name, "place": {}, **measured(found)}
+    place = place_of(session.spec, inputs, name, found.index)
+    place |= session.spec.place_of_row(inputs, name, found.index)
+    if found.worst > 1.0:
+        kind = prefix + _kind(session.spec, inputs, name, values, exact, found)
+        message = (
+            f"{name}: expected {exact.value[found.index]:.9g} within "
+            f"{exact.bound[found.index]:.3g}, got {values[found.index]:.9g}"
+        )
+        raise Failure(kind, message, place, {"value": name, **measured(found)})
+    return {"value": name, "place": place, **measured(found)}
+
+
+def _kind(
+    spec: OpSpec,
+    inputs: Inputs,
+    name: str,
+    got: np.ndarray,
+    exact: Bounded,
+    found: Deviation,
+) -> str:
+    if name in spec.row_outputs:
+        num_lead = len(inputs.lead)
+        flat = int(np.ravel_multi_index(found.index[:num_lead], inputs.lead)) if num_lead else 0
+        if not spec.active(inputs)[flat]:
+            return "inactive"
+    odd = not (np.isfinite(got[found.index]) and np.isfinite(exact.value[found.index]))
+    return "nonfinite" if odd else "accuracy"
+
+
+def _worse(first: Measured, second: Measured) -> Measured:
+    return first if first and first["worst"] >= second["worst"] else second
+

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an op must tell the checker: one subclass of OpSpec, one file an op under specs/."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .case import Case, Inputs
+from .contract import Contract
+from .oracle import Bounded
+from .stored import Stored
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Exact outputs with their bounds, and what the gradients' oracle goes on with."""
+
+    outputs: Mapping[str, Bounded]
+    state: Any
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How a foreign function is called.
+
+    `call(function, arguments)` returns the op's output or outputs; `options` are the arguments it
+    can take, and cases that need others are listed as not applicable.
+    """
+
+    call: Callable[[Callable[..., Any], dict[str, Any]], Any]
+    options: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """Two inputs that differ in one option, which must change the result."""
+
+    option: str
+    without: Inputs
+    with_option: Inputs
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Inputs that must raise, or give NaN in `row` (devices that cannot raise at once)."""
+
+    label: str
+    inputs: Inputs
+    row: int
+
+
+class OpSpec(ABC):
+    """An op as the checker sees it. docs/checking.md walks through one."""
+
+    name: str
+    op_class: str  # of the contract; its gradients use op_class + "_grad"
+    options: tuple[str, ...]  # arguments that a case may leave out
+    outputs: tuple[str, ...]
+    output_dtype: str = "float32"
+    differentiable: tuple[str, ...]
+    axes: Mapping[str, tuple[str, ...]]  # what the trailing dimensions of a value are called
+    row_outputs: tuple[str, ...]  # outputs and gradients that are one row a row
+    kinds: Mapping[str, str]  # input kind -> what it is for
+    adversarial: tuple[str, ...]  # kinds of --input-mode adversarial
+    forward_only: tuple[str, ...] = ()  # kinds without a defined gradient
+    option_sets: Sequence[Mapping[str, Any]]
+    transforms: tuple[str, ...]
+    adapters: Mapping[str, Adapter]
+
+    @abstractmethod
+    def build(self, case: Case) -> Inputs:
+        """The inputs of a case, from its seed alone."""
+
+    @abstractmethod
+    def upstream(self, case: Case, inputs: Inputs) -> Stored:
+        """A random gradient of the output."""
+
+    @abstractmethod
+    def expected(self, case: Case, inputs: Inputs, contract: Contract, arch: str | None) -> Expected:
+        """Exact outputs and their bounds."""
+
+    @abstractmethod
+    def expected_gradients(
+        self,
+        case: Case,
+        inputs: Inputs,
+        upstream: Stored,
+        forward: Expected,
+        contract: Contract,
+        arch: str | None,
+    ) -> Mapping[str, Bounded]:
+        """Exact gradients of `needs(inputs)` and their bounds."""
+
+    def place_of_row(self, inputs: Inputs, name: str, index: tuple[int, ...]) -> dict[str, int]:
+        """More about an index, such as the target id of a row."""
+        return {}
+
+    @abstractmethod
+    def active(self, inputs: Inputs) -> np.ndarray:
+        """Which of the flattened rows are active, bool [rows]."""
+
+    @abstractmethod
+    def needs(self, inputs: Inputs) -> tuple[str, ...]:
+        """The inputs that have a gradient here."""
+
+    @abstractmethod
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        """What a candidate is called with: arguments at their default are left out."""
+
+    @abstractmethod
+    def torch_reference(self, **arguments: Any) -> Any:
+        """The op as a PyTorch user writes it; what the candidate `torch` runs."""
+
+    @abstractmethod
+    def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
+        """The same rows with inactive rows of garbage around them (lead becomes one dimension)."""
+
+    @abstractmethod
+    def scrambled(self, inputs: Inputs, rng: np.random.Generator) -> Inputs:
+        """The same active rows with other content in the inactive ones."""
+
+    @abstractmethod
+    def without_skipping(self, inputs: Inputs) -> Inputs:
+        """The same rows, said in the way that skips nothing."""
+
+    @abstractmethod
+    def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
+        """The cases of --all: few sizes where `specialized`, since each one compiles."""
+
+    @abstractmethod
+    def random_case(self, rng: np.random.Generator, seed: int) -> Case:
+        """One case of any dtype, size, kind, layout and options."""
+
+    def invariance_cases(self, dtype: str, seed: int) -> list[Case]:
+        """Cases that the transforms run on."""
+        return []
+
+    def liveness(self, case: Case) -> list[Liveness]:
+        """Pairs of inputs for the option-liveness check."""
+        return []
+
+    def rejected(self, case: Case) -> list[Rejected]:
+        """Inputs that must not be accepted."""
+        return []
+
+    def rules(self) -> Mapping[str, Callable[..., None]]:
+        """Metamorphic rules by name; see rules.py."""
+        return {}

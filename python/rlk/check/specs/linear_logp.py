@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""linear_logp for the checker: what it computes, what holds for it, what it must refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import rules
+from ..case import Case, Inputs, flat_rows
+from ..contract import Contract
+from ..oracle import Bounded, LinearRows, linear_logprob, linear_logprob_gradients
+from ..spec import Adapter, Expected, Liveness, OpSpec, Rejected
+from ..stored import Stored, decode, of, of_raw
+from . import linear_logp_inputs as draw
+from . import linear_logp_suite as cases
+
+ROW_INPUTS = ("hidden", "target", "temperature", "mask")
+DEFAULTS = {"bias": None, "temperature": 1.0, "mask": None, "ignore_index": -100}
+
+
+class LinearLogp(OpSpec):
+    """log p of one target id a row: log_softmax((hidden . weight^T + bias) / temperature)."""
+
+    name = "linear_logp"
+    op_class = "linear_logprob"
+    options = tuple(DEFAULTS)
+    outputs = ("logp",)
+    differentiable = ("hidden", "weight", "bias")
+    axes = {"logp": (), "hidden": ("hidden",), "weight": ("vocab", "hidden"), "bias": ("vocab",)}
+    row_outputs = ("logp", "hidden")
+    kinds = draw.KINDS
+    adversarial = draw.ADVERSARIAL
+    forward_only = draw.FORWARD_ONLY
+    option_sets = draw.OPTION_SETS
+    transforms = ("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "layout")
+    adapters = {
+        "by_name": Adapter(lambda function, a: function(**a), frozenset(DEFAULTS)),
+        "cross_entropy": Adapter(
+            # Liger's order: (weight, hidden, target, bias) -> -log p, nothing ignored.
+            lambda function, a: -function(a["weight"], a["hidden"], a["target"], a.get("bias")),
+            frozenset({"bias"}),
+        ),
+    }
+
+    def build(self, case: Case) -> Inputs:
+        return draw.build(case, ROW_INPUTS)
+
+    def upstream(self, case: Case, inputs: Inputs) -> Stored:
+        return draw.upstream(case, self.active(inputs), inputs.lead)
+
+    def active(self, inputs: Inputs) -> np.ndarray:
+        num_lead = len(inputs.lead)
+        active = np.ones(inputs.num_rows, bool)
+        if inputs["mask"] is not None:
+            active &= flat_rows(inputs["mask"], num_lead) != 0
+        if inputs["ignore_index"] is not None:
+            active &= flat_rows(inputs["target"], num_lead) != inputs["ignore_index"]
+        return active
+
+    def place_of_row(self, inputs: Inputs, name: str, index: tuple[int, ...]) -> dict[str, int]:
+        return {"vocab": int(inputs["target"].raw()[index])} if name == "logp" else {}
+
+    def needs(self, inputs: Inputs) -> tuple[str, ...]:
+        return self.differentiable if inputs["bias"] is not None else ("hidden", "weight")
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        def is_default(name: str, value: Any) -> bool:
+            return name in DEFAULTS and not isinstance(value, Stored) and value == DEFAULTS[name]
+
+        return {k: v for k, v in inputs.values.items() if not is_default(k, v)}
+
+    def expected(self, case: Case, inputs: Inputs, contract: Contract, arch: str | None) -> Expected:
+        c = contract.coefficients(self.op_class, case.dtype, arch)
+        active = self.active(inputs)
+        rows = linear_rows(inputs, active)
+        forward = linear_logprob(rows, c)
+        bound = forward.bound
+        if case.kind == "benchmark":
+            bound = np.minimum(bound, c["benchmark_atol"])
+        value = _spread(forward.logp, active).reshape(inputs.lead)
+        allowed = _spread(bound, active).reshape(inputs.lead)
+        return Expected({"logp": Bounded(value, allowed)}, (rows, forward, active))
+
+    def expected_gradients(
+        self,
+        case: Case,
+        inputs: Inputs,
+        upstream: Stored,
+        forward: Expected,
+        contract: Contract,
+        arch: str | None,
+    ) -> Mapping[str, Bounded]:
+        op_class = self.op_class + "_grad"
+        c = contract.coefficients(op_class, case.dtype, arch)
+        rows, logprob, active = forward.state
+        needs = self.needs(inputs)
+        store = {n: contract.coefficients(op_class, inputs[n].dtype, arch) for n in needs}
+        g = decode(flat_rows(upstream, len(inputs.lead)), upstream.dtype)[active]
+        exact = linear_logprob_gradients(rows, g, logprob, c, store)
+        shape = inputs["hidden"].shape
+        hidden = exact["hidden"]
+        spread = (_spread(part, active).reshape(shape) for part in (hidden.value, hidden.bound))
+        exact["hidden"] = Bounded(*spread)
+        return {name: exact[name] for name in needs}
+
+    def torch_reference(
+        self,
+        hidden: Any,
+        weight: Any,
+        target: Any,
+        bias: Any = None,
+        temperature: Any = 1.0,
+        mask: Any = None,
+        ignore_index: int | None = -100,
+    ) -> Any:
+        import torch
+        import torch.nn.functional as F
+
+        target = target.long()  # a narrow type would wrap ignore_index
+        active = torch.ones_like(target, dtype=torch.bool)
+        if mask is not None:
+            active &= mask != 0
+        if ignore_index is not None:
+            active &= target != ignore_index
+        active = active.reshape(-1)
+        logits = F.linear(hidden.reshape(-1, hidden.shape[-1])[active], weight)
+        if bias is not None:
+            logits = logits + bias
+        if isinstance(temperature, torch.Tensor):
+            temperature = temperature.reshape(-1)[active].unsqueeze(-1)
+        chosen = target.reshape(-1)[active].unsqueeze(-1)
+        logp = F.log_softmax(logits / temperature, dim=-1, dtype=torch.float32)
+        out = torch.zeros(active.shape, dtype=torch.float32, device=hidden.device)
+        out = out.index_put((active,), logp.gather(-1, chosen).squeeze(-1))
+        return out.reshape(target.shape)
+
+    def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
+        rows = inputs.num_rows
+        padded = inputs.rows(np.arange(-before, rows + after).clip(0, rows - 1))
+        padding = np.ones(before + rows + after, bool)
+        padding[before : before + rows] = False
+        mask = self.active(padded) & ~padding
+        return draw.with_garbage(padded.but(mask=of(mask, "bool")), padding, ROW_INPUTS)
+
+    def scrambled(self, inputs: Inputs, rng: np.random.Generator) -> Inputs:
+        active = self.active(inputs)
+        masked = inputs.rows(np.arange(inputs.num_rows)).but(mask=of(active, "bool"))
+        return draw.with_garbage(masked, ~active, ROW_INPUTS, rng)
+
+    def without_skipping(self, inputs: Inputs) -> Inputs:
+        dense = inputs.rows(np.flatnonzero(self.active(inputs)))
+        row_names = tuple(name for name in dense.row_names if name != "mask")
+        values = {**dense.values, "mask": None, "ignore_index": None}
+        return Inputs(values, dense.lead, row_names)
+
+    def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
+        return cases.suite(dtype, specialized, seed)
+
+    def random_case(self, rng: np.random.Generator, seed: int) -> Case:
+        return cases.random_case(rng, seed)
+
+    def invariance_cases(self, dtype: str, seed: int) -> list[Case]:
+        return cases.invariance_cases(dtype, seed)
+
+    def liveness(self, case: Case) -> list[Liveness]:
+        base = self.build(case.but(kind="random", options={"bias": "none", "ignored": 0}))
+        rows, vocab = base.num_rows, case.sizes["vocab"]
+        ramp = np.linspace(-1.0, 1.0, vocab)
+        half = np.arange(rows) % 2 == 0
+        first = int(flat_rows(base["target"], len(base.lead))[0])
+        changed = {
+            "bias": base.but(bias=of(ramp, case.dtype)),
+            "temperature": base.but(temperature=0.5),
+            "mask": base.but(mask=of(half.reshape(base.lead), "bool")),
+            "ignore_index": base.but(ignore_index=first),
+        }
+        per_row = base.but(temperature=of(np.full(base.lead, 0.5), "float32"))
+        pairs = [Liveness(name, base, inputs) for name, inputs in changed.items()]
+        return [*pairs, Liveness("temperature a row", base, per_row)]
+
+    def rejected(self, case: Case) -> list[Rejected]:
+        base = self.build(case.but(kind="random", options={"ignored": 0}))
+        vocab = case.sizes["vocab"]
+        row = base.num_rows // 2
+        valid = int(flat_rows(base["target"], len(base.lead))[row])
+        bad = {"V": vocab, "-1": -1, "2^31": 2**31, "2^32+id": 2**32 + valid, "2^63-1": 2**63 - 1}
+        found = []
+        for label, value in bad.items():
+            target = np.array(base["target"].raw())
+            target.reshape(-1)[row] = value
+            found.append(Rejected(f"target {label}", base.but(target=of_raw(target, "int64")), row))
+        return found
+
+    def rules(self) -> Mapping[str, Callable[..., None]]:
+        return {
+            "logp_not_positive": rules.not_positive,
+            "row_sum": rules.linear_row_sum,
+            "linear_in_upstream": rules.linear_in_upstream,
+            "shift": rules.bias_shift,
+        }
+
+
+def linear_rows(inputs: Inputs, active: np.ndarray) -> LinearRows:
+    """The active rows in float64; temperature is rounded to fp32 first, as the op says."""
+    num_lead = len(inputs.lead)
+
+    def rows(name: str) -> np.ndarray:
+        return decode(flat_rows(inputs[name], num_lead), inputs[name].dtype)[active]
+
+    temperature = inputs["temperature"]
+    if isinstance(temperature, Stored):
+        heat = rows("temperature")
+    else:
+        heat = np.full(int(active.sum()), float(np.float32(temperature)))
+    bias = None if inputs["bias"] is None else inputs["bias"].values()
+    target = rows("target").astype(np.int64)
+    return LinearRows(rows("hidden"), inputs["weight"].values(), target, heat, bias)
+
+
+def _spread(rows: np.ndarray, active: np.ndarray) -> np.ndarray:
+    """Values of active rows at their place, exact zero in the inactive ones."""
+    full = np.zeros((len(active), *rows.shape[1:]))
+    full[active] = rows
+    return full
