@@ -78,10 +78,8 @@ def train(model: Any, contexts: Any, targets: Any) -> None:
             losses.append(model.train_step(contexts[rows], targets[rows], rate))
             advance(step + 1, losses[-1])
     first, last = losses[0], float(np.mean(losses[-10:]))
-    vocabulary = len(model.weight)
-    print(
-        f"  loss {first:.3f} -> {last:.3f}; a blind guess: log {vocabulary} = {np.log(vocabulary):.3f}"
-    )
+    blind = np.log(len(model.weight))
+    print(f"  loss {first:.3f} -> {last:.3f}; a blind guess has log V = {blind:.3f}")
     expect(last < 0.75 * first, f"a falling loss, got {first:.3f} -> {last:.3f}")
 
 
