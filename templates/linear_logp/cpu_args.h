@@ -34,48 +34,62 @@ constexpr LinearLogpCpuTile linear_logp_cpu_tile(Int64 vector_lanes) {
 // A "panel matrix" [cols/P][rows][P] of floats: column c of row r lies at (c / P * rows + r) * P +
 // c % P with P = panel(). Every operand of every product has this form; see kernel_cpu.cpp.
 
-// Arguments of every entry point. A field that a step does not name (see kernel_cpu.cpp) is not
-// read by it. Strides and offsets count elements and may be zero or negative. "Row" is a row of the
-// strip, 0 <= row < num_rows; only active rows are listed.
-struct LinearLogpCpuArgs {
-  // Sizes; read where kV, kD are -1, equal to them elsewhere.
+// What a caller gives. Strides and offsets count elements and may be zero or negative. Only active
+// rows are listed; every array a row is [num_rows] unless it is said to be indexed through `rows`.
+struct LinearLogpCpuOperands {
+  // Sizes. Kernels read them where kV, kD are -1; they are equal to the constants elsewhere.
   Int64 vocab;
   Int64 dim;
+  Int64 all_rows;     // active rows of the call
+  const Int64* rows;  // index of each active row in the outputs, or null: identity
 
-  // Operands, of type kX.
-  const void* hidden;
-  const Int64* hidden_offsets;  // [num_rows] offset of each row, or null: row * hidden_row_stride
+  const void* hidden;           // hidden, weight: of type kX
+  const Int64* hidden_offsets;  // offset of each active row, or null: row * hidden_row_stride
   Int64 hidden_row_stride;
   Int64 hidden_col_stride;
   const void* weight;
   Int64 weight_row_stride;
   Int64 weight_col_stride;
-  const void* bias;  // of bias_type
+  const void* bias;  // of bias_type, a CpuType
   Int64 bias_type;
   Int64 bias_stride;
+  const Int64* target;               // 0 <= target < vocab
+  const float* inverse_temperature;  // or null: 1
+  const float* grad;                 // upstream gradient (backward)
 
-  // Rows of the strip.
-  Int64 num_rows;
-  Int64 padded_rows;                 // num_rows rounded up to whole panels
-  const Int64* rows;                 // [num_rows] index of each row in the outputs, or null: identity
-  const Int64* target;               // [num_rows] 0 <= target < vocab
-  const float* inverse_temperature;  // [num_rows] or null: 1
-  const float* grad;                 // [num_rows] upstream gradient (backward)
-
-  // Per-row outputs of the forward, inputs of the backward; indexed through rows.
+  // Outputs of the forward, inputs of the backward; indexed through rows. The forward leaves out
+  // the last two where null.
   float* logp;
   float* row_max;
   float* row_log_sum;
 
-  // Workspace of the strip; 64-byte aligned.
-  float* hidden_by_row;   // [padded_rows/P][dim][P]: lanes are rows
-  float* hidden_by_col;   // [ceil(dim/P)][padded_rows][P]: lanes are columns of hidden (backward)
-  Int64* lane_target;     // [padded_rows] target, -1 in padding
-  float* lane_scale;      // [padded_rows] inverse temperature, 1 in padding
-  float* lane_max;        // [padded_rows] (backward)
-  float* lane_log_sum;    // [padded_rows] (backward)
-  float* lane_grad;       // [padded_rows] grad * inverse temperature, 0 in padding (backward)
-  Int64 panels_per_item;  // panels of rows an item of fwd_main or bwd_dz covers
+  // Outputs of the backward, left out where null. Hidden's is indexed through rows.
+  void* grad_hidden;  // of type kX
+  Int64 grad_hidden_row_stride;
+  Int64 grad_hidden_col_stride;
+  void* grad_weight;  // of type kX
+  Int64 grad_weight_row_stride;
+  Int64 grad_weight_col_stride;
+  void* grad_bias;  // of bias_type
+  Int64 grad_bias_stride;
+};
+
+// Arguments of every entry point: the operands, and what the host sets for each strip: rows
+// [first_row, first_row + num_rows) of the active ones. Lane arrays and panels start at first_row,
+// a multiple of P. Workspace is 64-byte aligned.
+struct LinearLogpCpuArgs : LinearLogpCpuOperands {
+  Int64 first_row;
+  Int64 num_rows;
+  Int64 padded_rows;      // num_rows rounded up to whole panels
+  Int64 panels_per_item;  // panels of rows that an item of fwd_main or bwd_dz covers
+
+  float* hidden_by_row;  // [padded_rows/P][dim][P]: lanes are rows
+  float* hidden_by_col;  // [ceil(dim/P)][padded_rows][P]: lanes are columns (backward, or null)
+  Int64* lane_target;    // [padded_rows] target, -1 in padding
+  float* lane_scale;     // [padded_rows] inverse temperature, 1 in padding
+  float* lane_max;       // [padded_rows] (backward)
+  float* lane_log_sum;   // [padded_rows] (backward)
+  float* lane_grad;      // [padded_rows] grad * inverse temperature, 0 in padding (backward)
 
   // Forward: partials [leaves][padded_rows].
   float* partial_max;
@@ -83,24 +97,15 @@ struct LinearLogpCpuArgs {
   float* lane_target_logit;  // [padded_rows]
 
   // Backward: the wave is columns [wave_begin, wave_begin + wave_cols) of the vocabulary.
-  Int64 wave_begin;            // multiple of leaf
+  Int64 wave_begin;  // multiple of leaf
   Int64 wave_cols;
-  Int64 padded_wave;           // rows of the wave's panel matrices: at least wave_cols, whole leaves
-  Int64 first_row;             // of the strip, in the accumulators
-  Int64 total_rows;            // padded rows of all strips
-  float* weight_wave;          // [ceil(dim/P)][padded_wave][P]
-  float* grad_logits;          // [padded_rows/P][padded_wave][P]: dZ
-  float* grad_hidden_sum;      // [ceil(dim/P)][total_rows][P], over all strips
-  float* grad_weight_sum;      // [ceil(dim/P)][padded_wave][P]
-  float* grad_bias_sum;        // [padded_wave][P]: a sum a lane
-  void* grad_hidden;           // outputs; of type kX
-  Int64 grad_hidden_row_stride;
-  Int64 grad_hidden_col_stride;
-  void* grad_weight;
-  Int64 grad_weight_row_stride;
-  Int64 grad_weight_col_stride;
-  void* grad_bias;  // of bias_type
-  Int64 grad_bias_stride;
+  Int64 padded_wave;       // rows of the wave's panel matrices: whole leaves, at least wave_cols
+  Int64 total_rows;        // all_rows rounded up to whole panels
+  float* weight_wave;      // [ceil(dim/P)][padded_wave][P]
+  float* grad_logits;      // [padded_rows/P][padded_wave][P]: dZ
+  float* grad_hidden_sum;  // [ceil(dim/P)][total_rows][P], over all strips
+  float* grad_weight_sum;  // [ceil(dim/P)][padded_wave][P]
+  float* grad_bias_sum;    // [padded_wave][P]: a sum a lane
 };
 
 // Entry points: items [begin, end) with a scratch of the calling thread, 64-byte aligned.

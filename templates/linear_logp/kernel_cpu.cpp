@@ -30,16 +30,15 @@
 //                                         -> grad_weight_sum
 //     rlk_linear_logp_bwd_db              leaf of the wave -> grad_bias_sum
 //   after the strips of a wave: bwd_store_dw, bwd_store_db (item: leaf of the wave); after all
-//   waves, for each strip: bwd_store_dh (item: a panel of rows).
+//   waves, as one strip of all rows: bwd_store_dh (item: a panel of rows).
 // Only fwd_main needs scratch. Workspace is described at LinearLogpCpuArgs.
 //
 // Operations: forward 2*N*V*D flops, backward 6*N*V*D. The weight is read once a strip.
-#include "cpu_args.h"
-
 #include "../common/cpu/convert.h"
 #include "../common/cpu/math.h"
 #include "../common/cpu/multiply.h"
 #include "../common/cpu/vector.h"
+#include "cpu_args.h"
 
 extern "C" {
 extern const long long kX;
@@ -77,13 +76,19 @@ RLK_INLINE void pack_row_values(const Args& a, Int64 row) {
 #pragma clang loop unroll(disable) vectorize(disable)
   for (Int64 i = row; i < row + kPanel; ++i) {
     const bool real = i < a.num_rows;
-    a.lane_target[i] = real ? a.target[i] : -1;
-    a.lane_scale[i] = real && a.inverse_temperature ? a.inverse_temperature[i] : 1.0f;
+    a.lane_target[i] = real ? a.target[a.first_row + i] : -1;
+    a.lane_scale[i] = real && a.inverse_temperature ? a.inverse_temperature[a.first_row + i] : 1.0f;
   }
 }
 
 RLK_INLINE Int64 hidden_offset(const Args& a, Int64 row) {
-  return a.hidden_offsets ? a.hidden_offsets[row] : row * a.hidden_row_stride;
+  const Int64 i = a.first_row + row;
+  return a.hidden_offsets ? a.hidden_offsets[i] : i * a.hidden_row_stride;
+}
+
+RLK_INLINE Int64 output_row(const Args& a, Int64 row) {
+  const Int64 i = a.first_row + row;
+  return a.rows ? a.rows[i] : i;
 }
 
 // A panel of rows, transposed: dst[k][lane].
@@ -95,7 +100,8 @@ RLK_INLINE void pack_hidden_by_row(const Args& a, Int64 row, float* dst) {
     const Int64 n = min(kPanel, dim(a) - k0);
 #pragma clang loop unroll(disable)
     for (Int64 lane = 0; lane < kPanel; ++lane) {
-      load_span(a.hidden, lane < lanes ? hidden_offset(a, row + lane) + k0 * a.hidden_col_stride : 0,
+      load_span(a.hidden,
+                lane < lanes ? hidden_offset(a, row + lane) + k0 * a.hidden_col_stride : 0,
                 a.hidden_col_stride, kX, span, lane < lanes ? n : 0, n);
 #pragma clang loop unroll(disable) vectorize(disable)
       for (Int64 k = 0; k < n; ++k) dst[(k0 + k) * kPanel + lane] = span[k];
@@ -193,7 +199,7 @@ RLK_INLINE void merge_rows(const Args& a, Int64 row) {
   store(out[2], log_sum);
 #pragma clang loop unroll(disable) vectorize(disable)
   for (Int64 i = 0; i < min(kLanes, a.num_rows - row); ++i) {
-    const Int64 to = a.rows ? a.rows[row + i] : row + i;
+    const Int64 to = output_row(a, row + i);
     a.logp[to] = out[0][i];
     if (a.row_max) a.row_max[to] = out[1][i];
     if (a.row_log_sum) a.row_log_sum[to] = out[2][i];
@@ -291,10 +297,10 @@ extern "C" void rlk_linear_logp_bwd_pack_hidden(const Args* args, Int64 begin, I
 #pragma clang loop unroll(disable) vectorize(disable)
     for (Int64 i = row; i < row + kPanel; ++i) {
       const bool real = i < a.num_rows;
-      const Int64 from = !real ? 0 : a.rows ? a.rows[i] : i;
+      const Int64 from = real ? output_row(a, i) : 0;
       a.lane_max[i] = real ? a.row_max[from] : 0.0f;
       a.lane_log_sum[i] = real ? a.row_log_sum[from] : 0.0f;
-      a.lane_grad[i] = real ? a.grad[i] * a.lane_scale[i] : 0.0f;
+      a.lane_grad[i] = real ? a.grad[a.first_row + i] * a.lane_scale[i] : 0.0f;
     }
     pack_hidden_by_row(a, row, a.hidden_by_row + row * dim(a));
     if (!a.hidden_by_col) continue;
@@ -303,7 +309,8 @@ extern "C" void rlk_linear_logp_bwd_pack_hidden(const Args* args, Int64 begin, I
 #pragma clang loop unroll(disable)
       for (Int64 k = 0; k < dim(a); k += kPanel) {
         load_span(a.hidden, hidden_offset(a, i) + k * a.hidden_col_stride, a.hidden_col_stride, kX,
-                  a.hidden_by_col + k * a.padded_rows + i * kPanel, min(kPanel, dim(a) - k), kPanel);
+                  a.hidden_by_col + k * a.padded_rows + i * kPanel, min(kPanel, dim(a) - k),
+                  kPanel);
       }
     }
   }
@@ -414,7 +421,8 @@ extern "C" void rlk_linear_logp_bwd_db(const Args* args, Int64 begin, Int64 end,
           } else {
             alignas(64) float part[kLanes];
 #pragma clang loop unroll(disable) vectorize(disable)
-            for (Int64 l = 0; l < kLanes; ++l) part[l] = row + i + l < a.num_rows ? dz[i + l] : 0.0f;
+            for (Int64 l = 0; l < kLanes; ++l)
+              part[l] = row + i + l < a.num_rows ? dz[i + l] : 0.0f;
             add = load(part);
           }
           store(sum + i, old + add);
@@ -461,7 +469,7 @@ extern "C" void rlk_linear_logp_bwd_store_dh(const Args* args, Int64 begin, Int6
   for (Int64 item = begin; item < end; ++item) {
 #pragma clang loop unroll(disable)
     for (Int64 row = item * kPanel; row < min((item + 1) * kPanel, a.num_rows); ++row) {
-      const Int64 to = (a.rows ? a.rows[row] : row) * a.grad_hidden_row_stride;
+      const Int64 to = output_row(a, row) * a.grad_hidden_row_stride;
 #pragma clang loop unroll(disable)
       for (Int64 k = 0; k < dim(a); k += kPanel) {
         store_span(a.grad_hidden, to + k * a.grad_hidden_col_stride, a.grad_hidden_col_stride, kX,

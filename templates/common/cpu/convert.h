@@ -38,12 +38,12 @@ RLK_INLINE VecF widen_float16(VecU16 x) {
   const VecU sign = (h & 0x8000u) << 16;
   const VecU shifted = (h & 0x7fffu) << 13;
   const VecU exponent = shifted & 0x0f800000u;
-  VecU u = shifted + 0x38000000u;                                      // rebias: 127 - 15
-  u = (exponent == 0x0f800000u) ? u + 0x38000000u : u;                 // inf, NaN
+  VecU u = shifted + 0x38000000u;                       // rebias: 127 - 15
+  u = (exponent == 0x0f800000u) ? u + 0x38000000u : u;  // inf, NaN
   const VecF subnormal =
       __builtin_bit_cast(VecF, shifted + 0x38800000u) - 6.103515625e-5f;  // exact: minus 2^-14
   u = (exponent == 0u) ? __builtin_bit_cast(VecU, subnormal) : u;
-  u = ((h & 0x7fffu) > 0x7c00u) ? (u | 0x00400000u) : u;                // quiet NaN
+  u = ((h & 0x7fffu) > 0x7c00u) ? (u | 0x00400000u) : u;  // quiet NaN
   return __builtin_bit_cast(VecF, u | sign);
 }
 RLK_INLINE VecU16 narrow_float16(VecF x) {
@@ -52,11 +52,10 @@ RLK_INLINE VecU16 narrow_float16(VecF x) {
   const VecU u = all & 0x7fffffffu;
   const VecU normal = (u + 0xc8000fffu + ((u >> 13) & 1u)) >> 13;  // rebias by -112, round
   // Below 2^-14: adding 1/2 leaves the result, rounded, in the last ten bits.
-  const VecU subnormal =
-      __builtin_bit_cast(VecU, __builtin_bit_cast(VecF, u) + 0.5f) - 0x3f000000u;
+  const VecU subnormal = __builtin_bit_cast(VecU, __builtin_bit_cast(VecF, u) + 0.5f) - 0x3f000000u;
   VecU h = (u < 0x38800000u) ? subnormal : normal;
-  h = (u >= 0x477ff000u) ? static_cast<VecU>(0x7c00u) : h;                          // 65520: inf
-  h = (u > 0x7f800000u) ? (((u >> 13) & 0x1ffu) | 0x7e00u) : h;                    // NaN
+  h = (u >= 0x477ff000u) ? static_cast<VecU>(0x7c00u) : h;       // 65520: inf
+  h = (u > 0x7f800000u) ? (((u >> 13) & 0x1ffu) | 0x7e00u) : h;  // NaN
   return __builtin_convertvector(h | sign, VecU16);
 }
 #endif
@@ -100,7 +99,8 @@ RLK_INLINE void load_span(const void* base, __INT64_TYPE__ offset, __INT64_TYPE_
   __INT64_TYPE__ i = 0;
   if (stride == 1) {
     const char* src = static_cast<const char*>(base) + offset * size_of(type);
-    for (; i + kLanes <= count; i += kLanes) store(dst + i, load_vector(src + i * size_of(type), type));
+    for (; i + kLanes <= count; i += kLanes)
+      store(dst + i, load_vector(src + i * size_of(type), type));
   }
 #pragma clang loop unroll(disable)
   for (; i < count; ++i) dst[i] = load_element(base, offset + i * stride, type);
@@ -114,7 +114,8 @@ RLK_INLINE void store_span(void* base, __INT64_TYPE__ offset, __INT64_TYPE__ str
   __INT64_TYPE__ i = 0;
   if (stride == 1) {
     char* dst = static_cast<char*>(base) + offset * size_of(type);
-    for (; i + kLanes <= count; i += kLanes) store_vector(dst + i * size_of(type), load(src + i), type);
+    for (; i + kLanes <= count; i += kLanes)
+      store_vector(dst + i * size_of(type), load(src + i), type);
   }
 #pragma clang loop unroll(disable)
   for (; i < count; ++i) store_element(base, offset + i * stride, src[i], type);

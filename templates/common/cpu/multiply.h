@@ -2,10 +2,10 @@
 // Matrix product of panel matrices: C[rows][P] (+)= A[rows][k] * B[k][P], in fp32.
 //
 // A panel matrix [cols/P][rows][P] keeps P columns (the lanes of one register tile) together, row
-// after row, so that a tile walks dense memory: no large strides, no 4 KiB aliasing, no edge copies.
-// B and C are one panel. A is read in one of two ways:
-//   kAlongPanel:  terms run along the lanes of A's panels: A(i, k) = a[k / P * step + i * P + k % P]
-//   kAcrossPanel: terms run down the rows of A's panel:    A(i, k) = a[k * P + i]
+// after row, so that a tile walks dense memory: no large strides, no 4 KiB aliasing, no edge
+// copies. B and C are one panel. A is read in one of two ways:
+//   kAlongPanel:  terms run along the lanes of A's panels: A(i, k) = a[k / P * step + i * P + k %
+//   P] kAcrossPanel: terms run down the rows of A's panel:    A(i, k) = a[k * P + i]
 // A register tile of kTileRows x kTileVectors vectors stays in registers over up to kBlock terms,
 // during which B's block stays in the first-level cache for all rows.
 //
@@ -75,8 +75,8 @@ RLK_INLINE void multiply_tile(const float* a, __INT64_TYPE__ a_panel_step, const
   }
 }
 
-// One block (num_terms <= kBlock) for all rows of A; rows are rounded up to whole tiles, which A and
-// C must have room for. num_vectors: how many vectors of B's and C's panel hold columns in use.
+// One block (num_terms <= kBlock) for all rows of A; rows are rounded up to whole tiles, which A
+// and C must have room for. num_vectors: how many vectors of B's and C's panel hold columns in use.
 template <typename Shape, Reading kReading, Order kOrder>
 __attribute__((noinline)) static void multiply_block(const float* a, __INT64_TYPE__ a_panel_step,
                                                      const float* b, __INT64_TYPE__ num_terms,

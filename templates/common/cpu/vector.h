@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vectors of RLK_VL floats and the operations on them that CPU templates use.
 //
-// RLK_VL is the vector length of the level, RLK_FMA says whether it has fused multiply-add. Compiled
-// with -ffp-contract=off: what is fused is written as fma(), so bits do not follow the compiler.
+// RLK_VL is the vector length of the level, RLK_FMA says whether it has fused multiply-add.
+// Compiled with -ffp-contract=off: what is fused is written as fma(), so bits do not follow the
+// compiler.
 #pragma once
 
 #ifndef RLK_VL

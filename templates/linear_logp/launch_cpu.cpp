@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Strip and wave sizes are chosen here, for cache and memory alone: results do not depend on them.
+#include "templates/linear_logp/launch_cpu.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace rlk {
+namespace {
+
+using runtime::ThreadPool;
+
+Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
+Int64 round_up(Int64 a, Int64 unit) { return ceil_div(a, unit) * unit; }
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
+template <typename T>
+class Array {
+ public:
+  Array() = default;
+  explicit Array(Int64 count) {
+    const auto bytes = static_cast<std::size_t>(round_up(count * Int64{sizeof(T)}, 64));
+    data_.reset(static_cast<T*>(std::aligned_alloc(64, std::max<std::size_t>(bytes, 64))));
+    if (!data_) throw std::bad_alloc();
+  }
+  T* get() const { return data_.get(); }
+
+ private:
+  std::unique_ptr<T, Free> data_;
+};
+
+// The caller's thread may flush subnormals to zero or round otherwise, and then its rows would
+// differ from those of the pool's threads.
+class DefaultFloatMode {
+ public:
+#if defined(__x86_64__)
+  DefaultFloatMode() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~DefaultFloatMode() { _mm_setcsr(before_); }
+#else
+  DefaultFloatMode() = default;
+#endif
+  DefaultFloatMode(const DefaultFloatMode&) = delete;
+  DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
+
+ private:
+#if defined(__x86_64__)
+  unsigned before_;
+#endif
+};
+
+// Runs steps over the pool; below k_inline_cost multiplications a step stays on this thread.
+class Runner {
+ public:
+  explicit Runner(ThreadPool& pool) : pool_(pool), num_workers_(pool.num_threads()) {}
+
+  int num_workers() const { return num_workers_; }
+
+  void run(LinearLogpCpuStep step, const LinearLogpCpuArgs& args, Int64 items, Int64 item_cost,
+           float* scratch = nullptr, Int64 scratch_floats = 0) {
+    if (items <= 0) return;
+    if (items * item_cost <= k_inline_cost || num_workers_ == 1) {
+      const DefaultFloatMode mode;
+      step(&args, 0, items, scratch);
+      return;
+    }
+    const Int64 grain = std::max<Int64>(1, k_chunk_cost / std::max<Int64>(item_cost, 1));
+    const auto body = [&](std::int64_t begin, std::int64_t end, int worker) {
+      const DefaultFloatMode mode;
+      step(&args, begin, end, scratch + worker * scratch_floats);
+    };
+    pool_.run(items, grain, body, num_workers_);
+  }
+
+ private:
+  static constexpr Int64 k_inline_cost = 200'000;
+  static constexpr Int64 k_chunk_cost = 100'000;
+  ThreadPool& pool_;
+  int num_workers_;
+};
+
+struct LaneArrays {
+  LaneArrays(LinearLogpCpuArgs& args, Int64 padded_rows, bool backward)
+      : target(padded_rows), values(padded_rows * (backward ? 4 : 2)) {
+    args.lane_target = target.get();
+    args.lane_scale = values.get();
+    if (backward) {
+      args.lane_max = args.lane_scale + padded_rows;
+      args.lane_log_sum = args.lane_max + padded_rows;
+      args.lane_grad = args.lane_log_sum + padded_rows;
+    } else {
+      args.lane_target_logit = args.lane_scale + padded_rows;
+    }
+  }
+  Array<Int64> target;
+  Array<float> values;
+};
+
+// Rows of a strip: as many whole panels as the budget holds.
+Int64 strip_rows(const LinearLogpCpuTile& tile, Int64 all_rows, Int64 most) {
+  const Int64 panel = tile.panel();
+  const Int64 strips = ceil_div(all_rows, std::max(panel, most / panel * panel));
+  return round_up(ceil_div(all_rows, strips), panel);  // strips of like size
+}
+
+// Panels that one item of fwd_main or bwd_dz covers: enough to pay for reading the weights, few
+// enough that every thread has several items.
+Int64 panels_per_item(const LinearLogpCpuTile& tile, Int64 panels, Int64 leaves, int num_workers) {
+  constexpr Int64 k_item_rows = 576;
+  Int64 groups = ceil_div(panels, k_item_rows / tile.panel());
+  const Int64 wanted = ceil_div(4 * num_workers, leaves);
+  if (num_workers > 1) groups = std::max(groups, std::min(wanted, panels));
+  return ceil_div(panels, groups);
+}
+
+void set_strip(LinearLogpCpuArgs& args, const LinearLogpCpuTile& tile, Int64 first, Int64 rows) {
+  args.first_row = first;
+  args.num_rows = std::min(rows, args.all_rows - first);
+  args.padded_rows = round_up(args.num_rows, tile.panel());
+}
+
+}  // namespace
+
+void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpuTile& tile,
+                            const LinearLogpCpuOperands& operands, ThreadPool& pool) {
+  if (operands.all_rows == 0) return;
+  constexpr Int64 k_hidden_floats = 2 << 20;  // 8 MiB
+  constexpr Int64 k_partial_floats = 1 << 20;
+  Runner runner(pool);
+  LinearLogpCpuArgs args{};
+  static_cast<LinearLogpCpuOperands&>(args) = operands;
+  const Int64 panel = tile.panel();
+  const Int64 leaves = ceil_div(args.vocab, tile.leaf);
+  const Int64 strip = strip_rows(
+      tile, args.all_rows, std::min(k_hidden_floats / args.dim, k_partial_floats / 2 / leaves));
+  args.panels_per_item = panels_per_item(tile, strip / panel, leaves, runner.num_workers());
+
+  const LaneArrays lanes(args, strip, false);
+  const Array<float> hidden(strip * args.dim);
+  const Array<float> partials(2 * leaves * strip);
+  const Int64 scratch_floats =
+      round_up(linear_logp_cpu_scratch_floats(tile, args.panels_per_item), 16);
+  const Array<float> scratch(scratch_floats * runner.num_workers());
+  args.hidden_by_row = hidden.get();
+  args.partial_max = partials.get();
+  args.partial_sum = partials.get() + leaves * strip;
+
+  for (Int64 first = 0; first < args.all_rows; first += strip) {
+    set_strip(args, tile, first, strip);
+    const Int64 panels = args.padded_rows / panel;
+    const Int64 groups = ceil_div(panels, args.panels_per_item);
+    runner.run(steps.pack, args, panels, panel * args.dim);
+    runner.run(steps.main, args, leaves * groups,
+               tile.leaf * args.panels_per_item * panel * args.dim, scratch.get(), scratch_floats);
+    runner.run(steps.merge, args, panels, leaves * panel * 8);
+  }
+}
+
+void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpuTile& tile,
+                            const LinearLogpCpuOperands& operands, ThreadPool& pool) {
+  constexpr Int64 k_strip_rows = 576;
+  constexpr Int64 k_hidden_floats = 2 << 20;
+  constexpr Int64 k_wave_cols = 1024;
+  constexpr Int64 k_wave_floats = 4 << 20;
+  const bool dh = operands.grad_hidden != nullptr;
+  const bool dw = operands.grad_weight != nullptr;
+  const bool db = operands.grad_bias != nullptr;
+  if (!dh && !dw && !db) return;
+  Runner runner(pool);
+  LinearLogpCpuArgs args{};
+  static_cast<LinearLogpCpuOperands&>(args) = operands;
+  const Int64 panel = tile.panel();
+  const Int64 padded_dim = round_up(args.dim, panel);
+  const Int64 dim_panels = padded_dim / panel;
+  const Int64 strip = strip_rows(tile, std::max<Int64>(args.all_rows, 1),
+                                 std::min(k_strip_rows, k_hidden_floats / args.dim));
+  const Int64 wave = std::min(
+      round_up(args.vocab, tile.leaf),
+      std::clamp(k_wave_floats / padded_dim / tile.leaf * tile.leaf, tile.leaf, k_wave_cols));
+  args.padded_wave = wave;
+  args.total_rows = round_up(args.all_rows, panel);
+  args.panels_per_item =
+      panels_per_item(tile, strip / panel, wave / tile.leaf, runner.num_workers());
+
+  const LaneArrays lanes(args, strip, true);
+  const Array<float> hidden_by_row(strip * args.dim);
+  const Array<float> hidden_by_col(dw ? strip * padded_dim : 0);
+  const Array<float> weight(wave * padded_dim);
+  const Array<float> grad_logits(strip * wave);
+  const Array<float> hidden_sum(dh ? args.total_rows * padded_dim : 0);
+  const Array<float> weight_sum(dw ? wave * padded_dim : 0);
+  const Array<float> bias_sum(db ? wave * panel : 0);
+  args.hidden_by_row = hidden_by_row.get();
+  args.hidden_by_col = dw ? hidden_by_col.get() : nullptr;
+  args.weight_wave = weight.get();
+  args.grad_logits = grad_logits.get();
+  args.grad_hidden_sum = hidden_sum.get();
+  args.grad_weight_sum = weight_sum.get();
+  args.grad_bias_sum = bias_sum.get();
+  if (args.all_rows == 0) {  // no step will write the sums
+    if (dw) std::memset(weight_sum.get(), 0, static_cast<std::size_t>(wave * padded_dim) * 4);
+    if (db) std::memset(bias_sum.get(), 0, static_cast<std::size_t>(wave * panel) * 4);
+  }
+
+  for (args.wave_begin = 0; args.wave_begin < args.vocab; args.wave_begin += wave) {
+    args.wave_cols = std::min(wave, args.vocab - args.wave_begin);
+    const Int64 leaves = ceil_div(args.wave_cols, tile.leaf);
+    if (args.all_rows > 0) runner.run(steps.pack_weight, args, leaves, tile.leaf * args.dim);
+    for (Int64 first = 0; first < args.all_rows; first += strip) {
+      set_strip(args, tile, first, strip);
+      const Int64 panels = args.padded_rows / panel;
+      const Int64 groups = ceil_div(panels, args.panels_per_item);
+      // With one strip what the first wave packed is still there.
+      if (args.wave_begin == 0 || strip < args.all_rows) {
+        runner.run(steps.pack_hidden, args, panels, 2 * panel * args.dim);
+      }
+      runner.run(steps.dz, args, leaves * groups,
+                 tile.leaf * args.panels_per_item * panel * args.dim);
+      if (dh) runner.run(steps.dh, args, dim_panels * panels, panel * panel * args.wave_cols);
+      if (dw) runner.run(steps.dw, args, dim_panels * leaves, panel * tile.leaf * args.num_rows);
+      if (db) runner.run(steps.db, args, leaves, tile.leaf * args.num_rows);
+    }
+    if (dw) runner.run(steps.store_dw, args, leaves, tile.leaf * args.dim);
+    if (db) runner.run(steps.store_db, args, leaves, tile.leaf * panel);
+  }
+  if (dh) {
+    set_strip(args, tile, 0, args.all_rows);
+    runner.run(steps.store_dh, args, args.total_rows / panel, panel * args.dim);
+  }
+}
+
+}  // namespace rlk
