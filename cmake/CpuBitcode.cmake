@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiles a CPU kernel template to one bitcode file a level, and embeds such files into C++.
+include_guard()
+
+set(RLK_LLVM_MAJOR 19)
+# Bitcode is read by the LLVM of the same major or newer, so clang's must be the same.
+find_program(RLK_CLANG NAMES clang++-${RLK_LLVM_MAJOR} clang-${RLK_LLVM_MAJOR}
+             PATHS /usr/lib/llvm-${RLK_LLVM_MAJOR}/bin NO_CACHE)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  set(RLK_CPU_LEVELS armv8-a)
+else()
+  set(RLK_CPU_LEVELS x86-64-v2 x86-64-v3 x86-64-v4)
+endif()
+
+# Optimization is left to the JIT, which knows the constants. Freestanding: the code may call
+# nothing. No contraction: every fma is written out, so that a level's bits are its own.
+set(RLK_BITCODE_FLAGS
+    -x c++ -std=c++20 -O3 -Xclang -disable-llvm-passes -emit-llvm -c -g0 -fPIC -ffreestanding
+    -nostdlibinc -fno-exceptions -fno-rtti -fno-stack-protector -fno-unwind-tables
+    -fno-asynchronous-unwind-tables -fno-threadsafe-statics -fno-ident -fno-math-errno
+    -ffp-contract=off -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-psabi)
+
+# rlk_cpu_bitcode(<source> <level> <output> [DEPENDS file...]): <source> relative to the top of the
+# tree, and compiled under that path, so that the bytes do not tell where the tree lies.
+function(rlk_cpu_bitcode source level output)
+  cmake_parse_arguments(arg "" "" "DEPENDS" ${ARGN})
+  cmake_path(GET output PARENT_PATH folder)
+  file(MAKE_DIRECTORY ${folder})
+  add_custom_command(
+    OUTPUT ${output}
+    COMMAND ${RLK_CLANG} ${RLK_BITCODE_FLAGS} -march=${level} -I. ${source} -o ${output}
+    WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
+    DEPENDS ${CMAKE_SOURCE_DIR}/${source} ${arg_DEPENDS}
+    COMMENT "Compiling ${source} to bitcode for ${level}"
+    VERBATIM)
+endfunction()

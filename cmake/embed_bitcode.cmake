@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# Run with cmake -P at build time: writes OUTPUT, a C++ file that holds the bytes and the digest of
+# each of SOURCES (a list of op=level=file) and the list of OPS.
+string(REPLACE "|" ";" SOURCES "${SOURCES}")
+string(REPLACE "|" ";" OPS "${OPS}")
+
+set(count 0)
+set(bytes "")
+set(rows "")
+foreach(source IN LISTS SOURCES)
+  if(NOT source MATCHES "^([^=]+)=([^=]+)=(.+)$")
+    message(FATAL_ERROR "expected op=level=file, got ${source}")
+  endif()
+  set(op ${CMAKE_MATCH_1})
+  set(level ${CMAKE_MATCH_2})
+  set(file ${CMAKE_MATCH_3})
+  file(SIZE ${file} size)
+  file(SHA256 ${file} digest)
+  # The assembler takes the bytes as they are; a C array of them would compile for seconds.
+  string(APPEND bytes "asm(R\"(.pushsection .rodata.rlk_source, \"a\"
+    .balign 16
+    .globl rlk_source_${count}
+    .hidden rlk_source_${count}
+    .type rlk_source_${count}, @object
+    .size rlk_source_${count}, ${size}
+  rlk_source_${count}:
+    .incbin \"${file}\"
+    .popsection)\");
+extern \"C\" __attribute__((visibility(\"hidden\"))) const std::byte rlk_source_${count}[${size}];
+")
+  string(APPEND rows "    {\"${op}\", \"${level}\", std::span(rlk_source_${count}),
+     \"${digest}\"},
+")
+  math(EXPR count "${count} + 1")
+endforeach()
+
+list(LENGTH OPS num_ops)
+set(declarations "")
+set(pointers "")
+foreach(op IN LISTS OPS)
+  string(APPEND declarations "extern const jit::Op ${op}_op;\n")
+  string(APPEND pointers "&${op}_op, ")
+endforeach()
+
+file(WRITE ${OUTPUT} "// Generated: the templates' bitcode and the ops.
+#include <array>
+#include <cstddef>
+
+#include \"jit/op.hpp\"
+#include \"templates/registry.hpp\"
+
+${bytes}
+namespace rlk::templates {
+${declarations}
+namespace {
+constinit const std::array<CpuSource, ${count}> sources{{
+${rows}}};
+constinit const std::array<const jit::Op*, ${num_ops}> all_ops{${pointers}};
+}  // namespace
+
+std::span<const CpuSource> cpu_sources() { return sources; }
+
+std::span<const jit::Op* const> ops() { return all_ops; }
+}  // namespace rlk::templates
+")
