@@ -48,7 +48,7 @@ cache::Key build_key(const Specialization& spec) {
   key.field("template", source_of(spec).digest);
   key.field("specialization", spec.text());
   key.field("target", name(spec.target));
-  return key.build();
+  return key.finish();
 }
 
 }  // namespace rlk::jit

@@ -75,6 +75,7 @@ cache::Entry Dispatcher::compile(const Specialization& spec, const cache::Key& k
 const LoadedKernel* Dispatcher::load(const Specialization& spec, const cache::Entry& entry) {
   auto kernel = std::make_unique<LoadedKernel>();
   kernel->name = spec.text();
+  kernel->target = spec.target;
   auto image = std::make_shared<runtime::ElfImage>(runtime::ElfImage::load(entry.payload));
   int index = 0;
   for (const char* name : spec.op->entries(spec.pass)) {

@@ -6,12 +6,15 @@
 #include <memory>
 #include <string>
 
+#include "runtime/target.hpp"
+
 namespace rlk {
 
 inline constexpr int k_max_entries = 12;
 
 struct LoadedKernel {
   std::string name;                          // the Specialization's text
+  Target target{};
   std::array<void*, k_max_entries> entries{};
   std::shared_ptr<const void> image;         // keeps the code mapped
 };

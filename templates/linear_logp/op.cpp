@@ -3,8 +3,8 @@
 #include "templates/linear_logp/op.hpp"
 
 #include "templates/linear_logp/check.hpp"
+#include "templates/linear_logp/launch.hpp"
 #include "templates/linear_logp/launch_cpu.hpp"
-#include "templates/linear_logp/rows.hpp"
 
 namespace rlk {
 namespace {
@@ -18,23 +18,9 @@ constexpr jit::ConstantDef k_constants[] = {
     {"D", "kD"},
 };
 
-// In the order of LinearLogpCpuSteps.
-constexpr const char* k_fwd_entries[] = {"rlk_linear_logp_fwd_pack", "rlk_linear_logp_fwd_main",
-                                         "rlk_linear_logp_fwd_merge"};
-constexpr const char* k_bwd_entries[] = {
-    "rlk_linear_logp_bwd_pack_weight", "rlk_linear_logp_bwd_pack_hidden",
-    "rlk_linear_logp_bwd_dz",          "rlk_linear_logp_bwd_dh",
-    "rlk_linear_logp_bwd_dw",          "rlk_linear_logp_bwd_db",
-    "rlk_linear_logp_bwd_store_dw",    "rlk_linear_logp_bwd_store_db",
-    "rlk_linear_logp_bwd_store_dh"};
-
 std::span<const char* const> entries(jit::Pass pass) {
-  if (pass == jit::Pass::fwd) return k_fwd_entries;
-  return k_bwd_entries;
-}
-
-CpuType cpu_type(DType dtype) {
-  return dtype == DType::f32 ? kTypeFloat32 : dtype == DType::bf16 ? kTypeBfloat16 : kTypeFloat16;
+  if (pass == jit::Pass::fwd) return LinearLogpFwdSteps::entries;
+  return LinearLogpBwdSteps::entries;
 }
 
 jit::Specialization specialize(const jit::OpCall& base, Target target) {

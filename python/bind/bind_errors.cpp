@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// rlk's errors as the Python classes of rlk.errors.
+#include <pybind11/pybind11.h>
+
+#include "python/bind/module.hpp"
+#include "runtime/error.hpp"
+
+namespace rlk::bind {
+namespace {
+
+void set_error(const char* class_name, const std::exception& error) {
+  const auto type = py::module_::import("rlk.errors").attr(class_name);
+  py::set_error(type, error.what());
+}
+
+}  // namespace
+
+void bind_errors(py::module_& module) {
+  py::register_local_exception_translator([](std::exception_ptr pending) {
+    try {
+      if (pending) std::rethrow_exception(pending);
+    } catch (const InvalidArgument& error) {
+      set_error("InvalidArgument", error);
+    } catch (const Unsupported& error) {
+      set_error("Unsupported", error);
+    } catch (const CompileError& error) {
+      set_error("CompileError", error);
+    } catch (const DriverError& error) {
+      set_error("DriverError", error);
+    } catch (const LoadError& error) {
+      set_error("LoadError", error);
+    } catch (const Error& error) {
+      set_error("Error", error);
+    }
+  });
+  module.attr("__version__") = RLK_VERSION;
+}
+
+}  // namespace rlk::bind

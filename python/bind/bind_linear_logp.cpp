@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear_logp: from Python arguments to a LinearLogpCall, and its results back.
+#include <pybind11/pybind11.h>
+
+#include "jit/dispatcher.hpp"
+#include "python/bind/module.hpp"
+#include "python/bind/tensor_argument.hpp"
+#include "runtime/error.hpp"
+#include "templates/linear_logp/op.hpp"
+
+namespace rlk::bind {
+namespace {
+
+// The arguments that forward and backward share. Holds what the call's tensors point to.
+struct Arguments {
+  TensorArgument hidden, weight, target, bias, temperature, mask;
+  LinearLogpCall call;
+
+  // log-prob and the like: float32, one value a row.
+  Output make_per_row() const {
+    const auto dims = call.hidden.dims();
+    return make_output(hidden.framework, DType::f32, call.device, dims.first(dims.size() - 1));
+  }
+  Output make_like(const Tensor& tensor) const {
+    return make_output(hidden.framework, tensor.dtype, tensor.device, tensor.dims());
+  }
+};
+
+std::optional<std::int64_t> bind_ignore_index(py::handle object) {
+  if (object.is_none()) return std::nullopt;
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
+  const auto value = index ? PyLong_AsLongLong(index.ptr()) : -1;
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw InvalidArgument("linear_logp: ignore_index: expected an int of 64 bits or None, got {}",
+                          std::string(py::repr(object)));
+  }
+  return value;
+}
+
+void bind_temperature(py::handle object, Arguments& into) {
+  const bool is_number = PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr());
+  // NumPy scalars and 0-d tensors convert to a number as well.
+  if (!is_number && py::cast<int>(py::getattr(object, "ndim", py::int_(0))) > 0) {
+    into.temperature = bind_tensor(object, "temperature");
+    into.call.temperature = into.temperature.tensor;
+    return;
+  }
+  const double value = PyFloat_AsDouble(object.ptr());
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw InvalidArgument("linear_logp: temperature: expected a number or a tensor [...], got {}",
+                          Py_TYPE(object.ptr())->tp_name);
+  }
+  into.call.temperature_value = value;
+}
+
+Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
+                         py::handle temperature, py::handle mask, py::handle ignore_index) {
+  Arguments bound{bind_tensor(hidden, "hidden"),
+                  bind_tensor(weight, "weight"),
+                  bind_tensor(target, "target"),
+                  bind_tensor(bias, "bias"),
+                  {},
+                  bind_tensor(mask, "mask"),
+                  {}};
+  LinearLogpCall& call = bound.call;
+  call.op = &templates::linear_logp_op;
+  call.hidden = bound.hidden.tensor;
+  call.weight = bound.weight.tensor;
+  call.target = bound.target.tensor;
+  call.bias = bound.bias.tensor;
+  call.mask = bound.mask.tensor;
+  call.device = call.hidden.device;
+  call.ignore_index = bind_ignore_index(ignore_index);
+  bind_temperature(temperature, bound);
+  for (auto [tensor, argument] : {std::pair{&call.hidden, "hidden"}, std::pair{&call.weight, "weight"},
+                                  std::pair{&call.target, "target"}}) {
+    if (!tensor->present()) {
+      throw InvalidArgument("linear_logp: {}: expected a tensor, got None", argument);
+    }
+  }
+  return bound;
+}
+
+void run(const LinearLogpCall& call) {
+  py::gil_scoped_release release;
+  jit::Dispatcher::instance().run(call);
+}
+
+py::object forward(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
+                   py::handle temperature, py::handle mask, py::handle ignore_index, bool save) {
+  auto bound = bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index);
+  templates::linear_logp_op.check(bound.call);  // before outputs of a wrong shape are made
+  const Output log_prob = bound.make_per_row();
+  bound.call.log_prob = log_prob.tensor;
+  if (!save) {
+    run(bound.call);
+    return log_prob.object;
+  }
+  const Output row_max = bound.make_per_row(), row_log_sum = bound.make_per_row();
+  bound.call.row_max = row_max.tensor;
+  bound.call.row_log_sum = row_log_sum.tensor;
+  run(bound.call);
+  return py::make_tuple(log_prob.object, row_max.object, row_log_sum.object);
+}
+
+py::tuple backward(py::handle grad_output, py::handle hidden, py::handle weight, py::handle target,
+                   py::handle bias, py::handle temperature, py::handle mask,
+                   py::handle ignore_index, py::handle row_max, py::handle row_log_sum,
+                   bool needs_hidden, bool needs_weight, bool needs_bias) {
+  auto bound = bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index);
+  const TensorArgument grad = bind_tensor(grad_output, "grad_output");
+  LinearLogpCall& call = bound.call;
+  call.pass = jit::Pass::bwd;
+  call.grad_output = grad.tensor;
+  // Checked with the gradients that are asked for, before any is allocated.
+  if (needs_bias) call.grad_bias = call.bias.present() ? call.bias : dense_tensor(nullptr, DType::f32, {}, {});
+  templates::linear_logp_op.check(call);
+
+  Output log_prob, own_max, own_log_sum;
+  const TensorArgument saved_max = bind_tensor(row_max, "row_max");
+  const TensorArgument saved_log_sum = bind_tensor(row_log_sum, "row_log_sum");
+  if (saved_max.tensor.present()) {
+    call.row_max = saved_max.tensor;
+    call.row_log_sum = saved_log_sum.tensor;
+  } else {
+    // Without autograd nothing was saved: the forward runs again for its two values a row.
+    LinearLogpCall first = call;
+    first.pass = jit::Pass::fwd;
+    first.log_prob = (log_prob = bound.make_per_row()).tensor;
+    call.row_max = first.row_max = (own_max = bound.make_per_row()).tensor;
+    call.row_log_sum = first.row_log_sum = (own_log_sum = bound.make_per_row()).tensor;
+    run(first);
+  }
+
+  Output grads[3];
+  py::object results[3] = {py::none(), py::none(), py::none()};
+  const auto make = [&](int i, const Tensor& like, Tensor& slot) {
+    grads[i] = bound.make_like(like);
+    slot = grads[i].tensor;
+    results[i] = grads[i].object;
+  };
+  if (needs_hidden) make(0, call.hidden, call.grad_hidden);
+  if (needs_weight) make(1, call.weight, call.grad_weight);
+  if (needs_bias) make(2, call.bias, call.grad_bias);
+  run(call);
+  return py::make_tuple(results[0], results[1], results[2]);
+}
+
+py::tuple explain(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
+                  py::handle temperature, py::handle mask, py::handle ignore_index, bool backward) {
+  auto bound = bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index);
+  if (backward) {
+    bound.call.pass = jit::Pass::bwd;
+    const auto dims = bound.call.hidden.dims();
+    bound.call.grad_output =
+        dense_tensor(nullptr, DType::f32, bound.call.device, dims.first(dims.size() - 1));
+  }
+  jit::Explanation found;
+  {
+    py::gil_scoped_release release;
+    found = jit::Dispatcher::instance().explain(bound.call);
+  }
+  return py::make_tuple(found.kernel, found.key, found.variant, found.source, found.reason);
+}
+
+}  // namespace
+
+void bind_linear_logp(py::module_& module) {
+  module.def("linear_logp_forward", forward);
+  module.def("linear_logp_backward", backward);
+  module.def("linear_logp_explain", explain);
+}
+
+}  // namespace rlk::bind

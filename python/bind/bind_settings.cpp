@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// configure, cache_info and what the dispatcher is made of.
+#include <pybind11/stl.h>
+
+#include "jit/dispatcher.hpp"
+#include "python/bind/module.hpp"
+#include "runtime/thread_pool.hpp"
+
+namespace rlk::bind {
+namespace {
+
+void configure(const std::optional<std::string>& policy, const std::optional<std::string>& arch,
+               const std::optional<std::string>& cache_dir, const std::optional<int>& num_threads,
+               const std::optional<std::string>& log, const std::optional<bool>& specialize) {
+  auto& dispatcher = jit::Dispatcher::instance();
+  jit::Config config = dispatcher.config();
+  if (policy) config.settings.policy = policy_named(*policy);
+  if (arch) set_arch(config.settings, *arch);
+  if (cache_dir) config.settings.cache_dir = *cache_dir;
+  if (num_threads) config.settings.num_threads = *num_threads;
+  if (log) config.settings.log_level = *log;
+  if (specialize) config.specialize = *specialize;
+  dispatcher.configure(std::move(config));
+}
+
+py::tuple cache_info() {
+  const auto info = jit::Dispatcher::instance().cache_info();
+  return py::make_tuple(info.memory_hits, info.disk_hits, info.compiles, info.fallbacks);
+}
+
+py::dict settings() {
+  const auto config = jit::Dispatcher::instance().config();
+  const auto target = config.settings.cpu_target ? config.settings.cpu_target : host_cpu_target();
+  py::dict result;
+  result["policy"] = std::string(name(config.settings.policy));
+  result["arch"] = target ? std::string(name(*target)) : "";
+  result["num_threads"] = runtime::ThreadPool::instance().num_threads();
+  result["log"] = config.settings.log_level;
+  result["specialize"] = config.specialize;
+  for (const auto& layer : jit::Dispatcher::instance().store()->layers()) {
+    if (layer.layer.read_write) result["cache_dir"] = layer.layer.folder;
+  }
+  return result;
+}
+
+}  // namespace
+
+void bind_settings(py::module_& module) {
+  const auto release = py::call_guard<py::gil_scoped_release>();
+  module.def("configure", configure, py::arg("policy"), py::arg("arch"), py::arg("cache_dir"),
+             py::arg("num_threads"), py::arg("log"), py::arg("specialize"), release);
+  module.def("cache_info", cache_info);
+  module.def("settings", settings);
+}
+
+}  // namespace rlk::bind

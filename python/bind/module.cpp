@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// rlk._core: lists its parts.
+#include "python/bind/module.hpp"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "rlk's compiled core; use rlk.jit.";
+  rlk::bind::bind_errors(module);
+  rlk::bind::bind_settings(module);
+  rlk::bind::bind_linear_logp(module);
+}

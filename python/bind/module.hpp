@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of the Python module rlk._core, one file each.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace rlk::bind {
+
+namespace py = pybind11;
+
+void bind_errors(py::module_& module);
+void bind_settings(py::module_& module);
+void bind_linear_logp(py::module_& module);
+
+}  // namespace rlk::bind

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Three ways to read a tensor: DLPack's C exchange API, NumPy's array struct, a DLPack capsule.
+#include "python/bind/tensor_argument.hpp"
+
+#include <pybind11/numpy.h>
+
+#include <string>
+
+#include "runtime/error.hpp"
+
+namespace rlk::bind {
+namespace {
+
+using namespace dlpack;
+
+DType dtype_of(DLDataType type) {
+  if (type.lanes != 1) return DType::other;
+  const int code_bits = type.code << 8 | type.bits;
+  switch (code_bits) {
+    case kDLFloat << 8 | 32:
+      return DType::f32;
+    case kDLBfloat << 8 | 16:
+      return DType::bf16;
+    case kDLFloat << 8 | 16:
+      return DType::f16;
+    case kDLFloat << 8 | 64:
+      return DType::f64;
+    case kDLBool << 8 | 8:
+      return DType::boolean;
+    case kDLInt << 8 | 8:
+      return DType::i8;
+    case kDLInt << 8 | 16:
+      return DType::i16;
+    case kDLInt << 8 | 32:
+      return DType::i32;
+    case kDLInt << 8 | 64:
+      return DType::i64;
+    case kDLUInt << 8 | 8:
+      return DType::u8;
+    case kDLUInt << 8 | 16:
+      return DType::u16;
+    case kDLUInt << 8 | 32:
+      return DType::u32;
+    case kDLUInt << 8 | 64:
+      return DType::u64;
+    default:
+      return DType::other;
+  }
+}
+
+DLDataType dlpack_type(DType dtype) {
+  const auto bits = static_cast<std::uint8_t>(8 * size_bytes(dtype));
+  return {dtype == DType::bf16 ? kDLBfloat : kDLFloat, bits, 1};
+}
+
+void expect_rank(int rank, const char* argument) {
+  if (rank > k_max_rank) {
+    throw InvalidArgument("rlk: {}: expected at most {} dimensions, got {}", argument, k_max_rank,
+                          rank);
+  }
+}
+
+Tensor view_of(const DLTensor& source, const char* argument) {
+  expect_rank(source.ndim, argument);
+  Device device{Device::Kind::other, source.device.device_id};
+  if (source.device.device_type == kDLCPU || source.device.device_type == kDLCUDAHost) {
+    device = {Device::Kind::cpu, 0};
+  } else if (source.device.device_type == kDLCUDA || source.device.device_type == kDLCUDAManaged) {
+    device.kind = Device::Kind::cuda;
+  }
+  const std::span shape(source.shape, static_cast<std::size_t>(source.ndim));
+  Tensor tensor = dense_tensor(static_cast<std::byte*>(source.data) + source.byte_offset,
+                               dtype_of(source.dtype), device, shape);
+  if (source.strides != nullptr) std::copy_n(source.strides, source.ndim, tensor.strides.begin());
+  return tensor;
+}
+
+// The exchange API of a type, looked up once a type. Guarded by the GIL.
+const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
+  struct Known {
+    PyTypeObject* type = nullptr;
+    const DLPackExchangeAPI* api = nullptr;
+  };
+  static Known known[4];  // torch.Tensor, torch.nn.Parameter and a few of the caller's subclasses
+  static int next = 0;
+  for (const Known& entry : known) {
+    if (entry.type == type) return entry.api;
+  }
+  const DLPackExchangeAPI* api = nullptr;
+  const auto capsule = py::reinterpret_steal<py::object>(
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__"));
+  if (capsule && PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) {
+    api = static_cast<const DLPackExchangeAPI*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    // A newer major version may chain to the one whose layout we know.
+    while (api != nullptr && api->version.major > 1) api = api->prev_api;
+    if (api != nullptr && api->dltensor_from_py_object_no_sync == nullptr) api = nullptr;
+  }
+  PyErr_Clear();
+  Py_INCREF(reinterpret_cast<PyObject*>(type));  // the cache holds the type, so no address is reused
+  Py_XDECREF(reinterpret_cast<PyObject*>(known[next].type));
+  known[next] = {type, api};
+  next = (next + 1) % 4;
+  return api;
+}
+
+// What Python said is part of the message: "sparse tensors have no strides" and the like.
+[[noreturn]] void throw_not_readable(py::handle object, const char* argument) {
+  py::error_already_set error;
+  throw InvalidArgument(
+      "rlk: {}: expected a dense float32, bfloat16 or float16 tensor (target, mask: integer or "
+      "bool), got {} ({})",
+      argument, Py_TYPE(object.ptr())->tp_name, error.what());
+}
+
+DType numpy_dtype(const py::dtype& dtype) {
+  const char order = dtype.byteorder();
+  if (order != '=' && order != '|' && order != '<') return DType::other;
+  const auto bytes = dtype.itemsize();
+  switch (dtype.kind()) {
+    case 'f':
+      return bytes == 4 ? DType::f32 : bytes == 2 ? DType::f16 : bytes == 8 ? DType::f64 : DType::other;
+    case 'b':
+      return DType::boolean;
+    case 'i':
+      return bytes == 1 ? DType::i8 : bytes == 2 ? DType::i16 : bytes == 4 ? DType::i32 : DType::i64;
+    case 'u':
+      return bytes == 1 ? DType::u8 : bytes == 2 ? DType::u16 : bytes == 4 ? DType::u32 : DType::u64;
+    default:  // ml_dtypes registers bfloat16 as a void-like type
+      return bytes == 2 && py::str(dtype.attr("name")).equal(py::str("bfloat16")) ? DType::bf16
+                                                                                 : DType::other;
+  }
+}
+
+TensorArgument bind_numpy(py::array array, const char* argument) {
+  const DType dtype = numpy_dtype(array.dtype());
+  expect_rank(static_cast<int>(array.ndim()), argument);
+  const auto item_bytes = static_cast<py::ssize_t>(size_bytes(dtype));
+  bool by_element = true;
+  for (py::ssize_t axis = 0; axis < array.ndim() && item_bytes > 0; ++axis) {
+    by_element = by_element && array.strides(axis) % item_bytes == 0;
+  }
+  py::object owner;
+  if (item_bytes > 0 && (!by_element || reinterpret_cast<std::uintptr_t>(array.data()) % item_bytes)) {
+    // A field of a record array or an odd buffer: no view in whole elements exists.
+    owner = array.attr("copy")();
+    array = py::reinterpret_borrow<py::array>(owner);
+  }
+  Tensor tensor{const_cast<void*>(array.data()), dtype, {}, static_cast<int>(array.ndim()), {}, {}};
+  for (int axis = 0; axis < tensor.rank; ++axis) {
+    tensor.shape[axis] = array.shape(axis);
+    tensor.strides[axis] = item_bytes > 0 ? array.strides(axis) / item_bytes : 0;
+  }
+  return {tensor, {}, owner};
+}
+
+TensorArgument bind_capsule(py::handle object, const char* argument) {
+  py::object capsule;
+  try {
+    try {
+      capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_TypeError)) throw;  // producers of before 1.0 know no max_version
+      capsule = object.attr("__dlpack__")();
+    }
+  } catch (py::error_already_set& error) {
+    throw InvalidArgument("rlk: {}: expected a tensor that DLPack can export, got {} ({})", argument,
+                          Py_TYPE(object.ptr())->tp_name, error.what());
+  }
+  // The capsule keeps its name, so its own destructor frees the tensor when `owner` goes.
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
+    auto* managed = static_cast<DLManagedTensorVersioned*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    if (managed->version.major == 1) return {view_of(managed->dl_tensor, argument), {}, capsule};
+  } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
+    auto* managed =
+        static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+    return {view_of(managed->dl_tensor, argument), {}, capsule};
+  }
+  throw InvalidArgument("rlk: {}: expected a DLPack capsule of version 1 or before, got another",
+                        argument);
+}
+
+void raise_allocation_error(void*, const char* kind, const char* message) {
+  PyErr_Format(PyExc_RuntimeError, "%s: %s", kind, message);
+}
+
+}  // namespace
+
+TensorArgument bind_tensor(py::handle object, const char* argument) {
+  if (object.is_none()) return {};
+  if (const auto* api = exchange_api(Py_TYPE(object.ptr()))) {
+    DLTensor source{};
+    if (api->dltensor_from_py_object_no_sync(object.ptr(), &source) != 0) {
+      throw_not_readable(object, argument);
+    }
+    return {view_of(source, argument), {api}, {}};
+  }
+  if (py::isinstance<py::array>(object)) {
+    return bind_numpy(py::reinterpret_borrow<py::array>(object), argument);
+  }
+  if (py::hasattr(object, "__dlpack__")) return bind_capsule(object, argument);
+  throw InvalidArgument("rlk: {}: expected a torch tensor, NumPy array or DLPack tensor, got {}",
+                        argument, Py_TYPE(object.ptr())->tp_name);
+}
+
+Output make_output(const Framework& framework, DType dtype, Device device,
+                   std::span<const std::int64_t> shape) {
+  if (framework.api == nullptr) {
+    const py::object type = dtype == DType::bf16 ? py::module_::import("ml_dtypes").attr("bfloat16")
+                                                 : py::str(std::string(name(dtype)));
+    py::array array(py::dtype::from_args(type), std::vector<py::ssize_t>(shape.begin(), shape.end()));
+    return {array, dense_tensor(array.mutable_data(), dtype, device, shape)};
+  }
+  std::array<std::int64_t, k_max_rank> dims{};
+  std::ranges::copy(shape, dims.begin());
+  DLTensor prototype{nullptr, {kDLCPU, 0}, static_cast<std::int32_t>(shape.size()),
+                     dlpack_type(dtype), dims.data(), nullptr, 0};
+  DLManagedTensorVersioned* managed = nullptr;
+  if (framework.api->managed_tensor_allocator(&prototype, &managed, nullptr,
+                                              raise_allocation_error) != 0) {
+    throw py::error_already_set();
+  }
+  const Tensor tensor = view_of(managed->dl_tensor, "output");
+  void* object = nullptr;
+  if (framework.api->managed_tensor_to_py_object_no_sync(managed, &object) != 0) {
+    throw py::error_already_set();
+  }
+  return {py::reinterpret_steal<py::object>(static_cast<PyObject*>(object)), tensor};
+}
+
+}  // namespace rlk::bind

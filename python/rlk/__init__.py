@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rlk: kernels for reinforcement learning of language models, specialized at run time.
+
+    import rlk
+    log_probs = rlk.jit.linear_logp(hidden, weight, target)
+
+Importing needs NumPy only: no driver is touched, no folder made, PyTorch is not imported.
+"""
+
+from rlk import jit
+from rlk._core import __version__
+from rlk.errors import (
+    CompileError,
+    DriverError,
+    Error,
+    InvalidArgument,
+    LoadError,
+    Unsupported,
+)
+
+__all__ = [
+    "CompileError",
+    "DriverError",
+    "Error",
+    "InvalidArgument",
+    "LoadError",
+    "Unsupported",
+    "__version__",
+    "jit",
+]

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Autograd for torch tensors. Imported at the first call that needs a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from rlk import _core
+
+
+class _LinearLogp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden, weight, target, bias, temperature, mask, ignore_index):
+        log_prob, row_max, row_log_sum = _core.linear_logp_forward(
+            hidden, weight, target, bias, temperature, mask, ignore_index, True
+        )
+        # Tensors go through save_for_backward, which refuses a backward after an in-place change.
+        others = {"target": target, "temperature": temperature, "mask": mask}
+        saved = {name: v for name, v in others.items() if isinstance(v, torch.Tensor)}
+        ctx.save_for_backward(hidden, weight, bias, row_max, row_log_sum, *saved.values())
+        ctx.saved_names = tuple(saved)
+        ctx.plain = {name: v for name, v in others.items() if name not in saved}
+        ctx.ignore_index = ignore_index
+        return log_prob
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output):
+        hidden, weight, bias, row_max, row_log_sum, *rest = ctx.saved_tensors
+        others = ctx.plain | dict(zip(ctx.saved_names, rest, strict=True))
+        needs_hidden, needs_weight, _, needs_bias, *_ = ctx.needs_input_grad
+        grad_hidden, grad_weight, grad_bias = _core.linear_logp_backward(
+            grad_output,
+            hidden,
+            weight,
+            others["target"],
+            bias,
+            others["temperature"],
+            others["mask"],
+            ctx.ignore_index,
+            row_max,
+            row_log_sum,
+            needs_hidden,
+            needs_weight,
+            needs_bias,
+        )
+        return grad_hidden, grad_weight, None, grad_bias, None, None, None
+
+
+def linear_logp(hidden, weight, target, bias, temperature, mask, ignore_index):
+    return _LinearLogp.apply(hidden, weight, target, bias, temperature, mask, ignore_index)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors that rlk raises. Messages read ``op: argument: expected ..., got ...``."""
+
+
+class Error(Exception):
+    """Base of all errors of rlk."""
+
+
+class InvalidArgument(Error, ValueError):
+    """A tensor or value that was passed is wrong; the message names the argument."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """Nothing here can run this call: device, target or dtype; the message says what would help."""
+
+
+class CompileError(Error, RuntimeError):
+    """The kernel compiler refused its source."""
+
+
+class DriverError(Error, RuntimeError):
+    """A driver call failed."""
+
+
+class LoadError(Error, ImportError):
+    """A library, or a symbol in one, is missing."""

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops compiled for their shapes at the first call, cached on disk, launched from then on."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from rlk import _core
+
+__all__ = [
+    "CacheInfo",
+    "Explanation",
+    "LinearLogpGrads",
+    "cache_info",
+    "configure",
+    "explain",
+    "linear_logp",
+    "linear_logp_backward",
+    "settings",
+]
+
+Tensor = Any  # a torch tensor, NumPy array or DLPack producer
+
+
+def linear_logp(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+) -> Tensor:
+    """Log-probabilities of target ids, straight from hidden states; no [N, V] logits are formed.
+
+    ``log_softmax((hidden @ weight.T + bias) / temperature)[target]``, the logits in float32 from
+    the first to the last operation. A row's bits depend on that row alone: not on the batch, its
+    position, strides or the number of threads. Differentiable in hidden, weight and bias for torch
+    tensors.
+
+    Args:
+        hidden: ``[..., D]``, float32, bfloat16 or float16.
+        weight: ``[V, D]``, hidden's dtype.
+        target: ``[...]``, ids in ``[0, V)`` of any integer dtype.
+        bias: ``[V]``, hidden's dtype or float32.
+        temperature: a number above 0, or one a row, ``[...]``; rounded to float32.
+        mask: ``[...]``, bool, integer or float of 0 and 1. Rows of 0 are inactive: log-prob 0,
+            gradient 0, and their hidden state and target may hold anything.
+        ignore_index: rows with this target are inactive as well; None: no target is special.
+
+    Returns:
+        float32 ``[...]``, at most 0: a torch tensor for torch tensors, else a NumPy array. A
+        target whose logit is -inf gives -inf, a row whose logits are all -inf gives NaN.
+
+    Raises:
+        rlk.InvalidArgument: a shape, dtype, device or value is wrong (a ValueError).
+        rlk.Unsupported: nothing here can run this device and dtype (a NotImplementedError).
+
+    Example:
+        >>> log_probs = rlk.jit.linear_logp(hidden, lm_head.weight, tokens, temperature=0.7)
+        >>> (-(advantages * log_probs).sum()).backward()
+
+    The formula is that of log-softmax, log p = (z_t - max z) - log(sum exp(z - max z)).
+    """
+    # A call with torch tensors has imported torch; rlk never does.
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.is_grad_enabled():
+        for tensor in (hidden, weight, bias):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                from rlk import _torch
+
+                return _torch.linear_logp(
+                    hidden, weight, target, bias, temperature, mask, ignore_index
+                )
+    return _core.linear_logp_forward(
+        hidden, weight, target, bias, temperature, mask, ignore_index, False
+    )
+
+
+class LinearLogpGrads(NamedTuple):
+    """Gradients of `linear_logp`; None where not asked for."""
+
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def linear_logp_backward(
+    grad_output: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+    needs: tuple[str, ...] = ("hidden", "weight", "bias"),
+) -> LinearLogpGrads:
+    """Gradients of `linear_logp` for those without autograd.
+
+    Runs the forward once more for its two saved values a row, then the backward.
+
+    Args:
+        grad_output: ``[...]``, the gradient of the loss with respect to the log-probs.
+        hidden, weight, target, bias, temperature, mask, ignore_index: as in `linear_logp`.
+        needs: which gradients to compute; "bias" is left out by itself where bias is None.
+
+    Returns:
+        `LinearLogpGrads` (hidden ``[..., D]``, weight ``[V, D]``, bias ``[V]``), each in the dtype
+        of what it is the gradient of, None where not asked for.
+
+    Raises:
+        rlk.InvalidArgument: as `linear_logp`, and for a name in needs that is none of the three.
+
+    Example:
+        >>> grads = rlk.jit.linear_logp_backward(-advantages, hidden, weight, tokens)
+        >>> weight -= 1e-3 * grads.weight
+    """
+    unknown = set(needs) - {"hidden", "weight", "bias"}
+    if unknown or isinstance(needs, str):
+        from rlk.errors import InvalidArgument
+
+        raise InvalidArgument(
+            f"linear_logp: needs: expected a tuple of 'hidden', 'weight', 'bias', got {needs!r}"
+        )
+    grads = _core.linear_logp_backward(
+        grad_output,
+        hidden,
+        weight,
+        target,
+        bias,
+        temperature,
+        mask,
+        ignore_index,
+        None,
+        None,
+        "hidden" in needs,
+        "weight" in needs,
+        "bias" in needs and bias is not None,
+    )
+    return LinearLogpGrads(*grads)
+
+
+class Explanation(NamedTuple):
+    """What a call would run, and why."""
+
+    kernel: str  #: name of the kernel, as in ``rlk-jit list``
+    key: str  #: its cache key, 32 hex digits
+    variant: str  #: "specialized" or "generic"
+    source: str  #: "loaded", "cache", "compile", or "none" where nothing can run
+    reason: str  #: in words
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernel}\n  {self.variant}, source: {self.source} ({self.reason})\n"
+            f"  key {self.key}"
+        )
+
+
+def explain(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+    backward: bool = False,
+) -> Explanation:
+    """Which variant `linear_logp` would run for these arguments, and why; nothing is compiled.
+
+    Args:
+        backward: explain the backward in place of the forward.
+        Others: as `linear_logp`.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `linear_logp` would.
+
+    Example:
+        >>> print(rlk.jit.explain(hidden, weight, tokens))
+    """
+    return Explanation(
+        *_core.linear_logp_explain(
+            hidden, weight, target, bias, temperature, mask, ignore_index, backward
+        )
+    )
+
+
+class CacheInfo(NamedTuple):
+    """Counters of this process."""
+
+    memory_hits: int  #: calls whose kernel was loaded already
+    disk_hits: int  #: kernels loaded from a cache layer
+    compiles: int  #: kernels compiled
+    fallbacks: int  #: calls that ran a generic kernel in place of a specialized one
+
+
+def cache_info() -> CacheInfo:
+    """Counters of this process: how its calls found their kernels.
+
+    Example:
+        >>> rlk.jit.cache_info().compiles
+        1
+    """
+    return CacheInfo(*_core.cache_info())
+
+
+def configure(
+    *,
+    policy: str | None = None,
+    arch: str | None = None,
+    cache_dir: str | None = None,
+    num_threads: int | None = None,
+    log: str | None = None,
+    specialize: bool | None = None,
+) -> None:
+    """Change settings of this process; what is None stays as it is.
+
+    Args:
+        policy: "sync" (a miss compiles) or "off" (never compiles); environment: RLK_JIT.
+        arch: a target to compile for, such as "x86-64-v3"; environment: RLK_ARCH.
+        cache_dir: folder of the read-write cache layer; environment: RLK_CACHE_DIR.
+        num_threads: threads of the CPU kernels; environment: RLK_NUM_THREADS. Results do not
+            depend on it.
+        log: trace, debug, info, warn, error or off; environment: RLK_LOG.
+        specialize: False runs the generic variants alone. Results are the same bits.
+
+    Raises:
+        rlk.InvalidArgument: a value that the setting cannot have.
+
+    Example:
+        >>> rlk.jit.configure(policy="off")
+    """
+    _core.configure(policy, arch, cache_dir, num_threads, log, specialize)
+
+
+def settings() -> dict[str, Any]:
+    """The settings in force: policy, arch, cache_dir, num_threads, log, specialize."""
+    return _core.settings()

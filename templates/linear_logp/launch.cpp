@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compacts the rows, fills the operands and runs the steps; inactive rows get their neutral value.
+#include "templates/linear_logp/launch.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "templates/linear_logp/launch_cpu.hpp"
+#include "templates/linear_logp/op.hpp"
+#include "templates/linear_logp/rows.hpp"
+
+namespace rlk {
+namespace {
+
+template <class T>
+const T* data_or_null(const std::vector<T>& values) {
+  return values.empty() ? nullptr : values.data();
+}
+
+float* floats(const Tensor& tensor) {
+  return tensor.present() ? static_cast<float*>(tensor.data) : nullptr;
+}
+
+LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& active) {
+  LinearLogpCpuOperands operands{};
+  operands.vocab = call.weight.shape[0];
+  operands.dim = call.weight.shape[1];
+  operands.all_rows = active.num_active;
+  operands.rows = data_or_null(active.rows);
+  operands.hidden = call.hidden.data;
+  operands.hidden_offsets = data_or_null(active.hidden_offsets);
+  operands.hidden_row_stride = active.hidden_row_stride;
+  operands.hidden_col_stride = call.hidden.strides[call.hidden.rank - 1];
+  operands.weight = call.weight.data;
+  operands.weight_row_stride = call.weight.strides[0];
+  operands.weight_col_stride = call.weight.strides[1];
+  if (call.bias.present()) {
+    operands.bias = call.bias.data;
+    operands.bias_type = cpu_type(call.bias.dtype);
+    operands.bias_stride = call.bias.strides[0];
+  }
+  operands.target = active.target.data();
+  operands.inverse_temperature = data_or_null(active.inverse_temperature);
+  operands.grad = data_or_null(active.grad);
+  operands.logp = floats(call.log_prob);
+  operands.row_max = floats(call.row_max);
+  operands.row_log_sum = floats(call.row_log_sum);
+  if (call.grad_hidden.present()) {
+    operands.grad_hidden = call.grad_hidden.data;
+    operands.grad_hidden_row_stride = operands.dim;
+    operands.grad_hidden_col_stride = 1;
+  }
+  if (call.grad_weight.present()) {
+    operands.grad_weight = call.grad_weight.data;
+    operands.grad_weight_row_stride = operands.dim;
+    operands.grad_weight_col_stride = 1;
+  }
+  if (call.grad_bias.present()) {
+    operands.grad_bias = call.grad_bias.data;
+    operands.grad_bias_stride = 1;
+  }
+  return operands;
+}
+
+// log-prob 0 and gradient 0, whatever lay there.
+void fill_inactive(const LinearLogpCall& call, const ActiveRows& active) {
+  if (active.num_active == active.num_rows) return;
+  const auto zero = [](const Tensor& tensor) {
+    if (!tensor.present()) return;
+    std::memset(tensor.data, 0,
+                static_cast<std::size_t>(tensor.num_elements()) * size_bytes(tensor.dtype));
+  };
+  if (call.pass == jit::Pass::fwd) {
+    for (const Tensor* output : {&call.log_prob, &call.row_max, &call.row_log_sum}) zero(*output);
+  } else {
+    zero(call.grad_hidden);
+  }
+}
+
+template <class Steps>
+Steps steps_of(const LoadedKernel& kernel) {
+  Steps steps;
+  static_assert(sizeof(Steps) == std::size(Steps::entries) * sizeof(void*));
+  std::memcpy(&steps, kernel.entries.data(), sizeof(Steps));
+  return steps;
+}
+
+Int64 vector_lanes(Target level) {
+  return level == Target::x86_64_v4 ? 16 : level == Target::x86_64_v3 ? 8 : 4;
+}
+
+}  // namespace
+
+void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base) {
+  const auto& call = static_cast<const LinearLogpCall&>(base);
+  const ActiveRows active = active_rows(call);
+  const LinearLogpCpuOperands operands = operands_of(call, active);
+  const LinearLogpCpuTile tile = linear_logp_cpu_tile(vector_lanes(kernel.target));
+  auto& pool = runtime::ThreadPool::instance();
+  fill_inactive(call, active);
+  if (call.pass == jit::Pass::fwd) {
+    launch_linear_logp_fwd(steps_of<LinearLogpFwdSteps>(kernel), tile, operands, pool);
+  } else {
+    launch_linear_logp_bwd(steps_of<LinearLogpBwdSteps>(kernel), tile, operands, pool);
+  }
+}
+
+}  // namespace rlk
