@@ -23,13 +23,19 @@ set(RLK_BITCODE_FLAGS
 
 # rlk_cpu_bitcode(<source> <level> <output> [DEPENDS file...]): <source> relative to the top of the
 # tree, and compiled under that path, so that the bytes do not tell where the tree lies.
+# The template sees RLK_VL, the vector length in floats, and RLK_FMA, whether fma is an instruction.
+set(RLK_LEVEL_x86-64-v2 -DRLK_VL=4 -DRLK_FMA=0)
+set(RLK_LEVEL_x86-64-v3 -DRLK_VL=8 -DRLK_FMA=1)
+set(RLK_LEVEL_x86-64-v4 -DRLK_VL=16 -DRLK_FMA=1)
+set(RLK_LEVEL_armv8-a -DRLK_VL=4 -DRLK_FMA=1)
 function(rlk_cpu_bitcode source level output)
   cmake_parse_arguments(arg "" "" "DEPENDS" ${ARGN})
   cmake_path(GET output PARENT_PATH folder)
   file(MAKE_DIRECTORY ${folder})
   add_custom_command(
     OUTPUT ${output}
-    COMMAND ${RLK_CLANG} ${RLK_BITCODE_FLAGS} -march=${level} -I. ${source} -o ${output}
+    COMMAND ${RLK_CLANG} ${RLK_BITCODE_FLAGS} -march=${level} ${RLK_LEVEL_${level}} -I. ${source}
+            -o ${output}
     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
     DEPENDS ${CMAKE_SOURCE_DIR}/${source} ${arg_DEPENDS}
     COMMENT "Compiling ${source} to bitcode for ${level}"
