@@ -37,8 +37,9 @@ class Candidate:
     """A function with the op's arguments, and how to call it.
 
     Gradients come from `backward(grad_output, **arguments, needs=names)` where given (a tuple in
-    the order of `needs`), else from torch's autograd. `variant` is what a kernel must have run
-    as, `describe` names the kernel that a call runs.
+    the order of `needs`, or a named tuple that has them), else from torch's autograd.
+    `variant` is what a kernel must have run as, `describe` names the kernel that a call runs,
+    and all calls happen inside `scope()`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Candidate:
     variant: str | None = None
     describe: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
     check_errors: Callable[[], None] | None = None
+    set_threads: Callable[[int], None] | None = None
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
@@ -65,7 +67,7 @@ class Candidate:
     def forward(self, spec: OpSpec, inputs: Inputs) -> Outcome:
         """One call without gradients. Raises Failure and nothing else."""
         call = _Call(self.framework, spec.arguments(inputs))
-        shapes = {name: inputs.lead for name in spec.outputs}
+        shapes = dict.fromkeys(spec.outputs, inputs.lead)
         poison_heap([4 * inputs.num_rows])
         extra = {}
         if self._takes_out():
@@ -76,9 +78,10 @@ class Candidate:
             self._errors()
         return Outcome(self._outputs(spec, result), {}, call.changed())
 
-    def gradient(self, spec: OpSpec, inputs: Inputs, upstream: Stored) -> Outcome:
-        """Forward and backward. Raises Failure and nothing else."""
-        needs = spec.needs(inputs)
+    def gradient(
+        self, spec: OpSpec, inputs: Inputs, upstream: Stored, needs: tuple[str, ...]
+    ) -> Outcome:
+        """Forward and backward for the inputs `needs`. Raises Failure and nothing else."""
         call = _Call(self.framework, {**spec.arguments(inputs), "grad_output": upstream})
         arguments = dict(call.arguments)
         grad_output = arguments.pop("grad_output")
@@ -117,8 +120,7 @@ class Candidate:
         return outputs, gradients
 
     def _call(self, arguments: dict[str, Any]) -> Any:
-        with self.scope():
-            return self.adapter.call(self.function, arguments)
+        return self.adapter.call(self.function, arguments)
 
     def _errors(self) -> None:
         if self.check_errors is not None:
@@ -142,20 +144,25 @@ class Candidate:
         values = result if isinstance(result, (tuple, list)) else (result,)
         if len(values) != len(spec.outputs):
             raise Failure("arity", f"expected {len(spec.outputs)} outputs, got {len(values)}")
-        return {n: self.framework.take(v) for n, v in zip(spec.outputs, values, strict=True)}
+        return {n: self._take("", n, v) for n, v in zip(spec.outputs, values, strict=True)}
+
+    def _take(self, prefix: str, name: str, value: Any) -> Stored:
+        try:
+            return self.framework.take(value)
+        except Exception as error:  # not an array, or one that cannot be read
+            raise Failure(prefix + "dtype", f"{name}: {error}") from error
 
     def _gradients(self, needs: tuple[str, ...], result: Any) -> dict[str, Stored]:
         values = result if isinstance(result, (tuple, list)) else (result,)
+        if hasattr(result, "_fields"):
+            values = tuple(getattr(result, name) for name in needs if name in result._fields)
         if len(values) != len(needs):
             raise Failure("grad_arity", f"expected {len(needs)} gradients, got {len(values)}")
         found = {}
         for name, value in zip(needs, values, strict=True):
             if value is None:
                 raise Failure("no_gradient", f"expected a gradient for {name}, got None")
-            try:
-                found[name] = self.framework.take(value)
-            except Failure as failure:
-                raise Failure("grad_dtype", f"{name}: {failure}") from failure
+            found[name] = self._take("grad_", name, value)
         return found
 
 
@@ -224,8 +231,9 @@ def torch_candidate(spec: OpSpec, device: str) -> Candidate:
     return Candidate("torch", spec.torch_reference, framework, spec.adapters["by_name"])
 
 
-def foreign_candidate(spec: OpSpec, path: str, device: str, framework: str | None,
-                      adapter: str | None) -> Candidate:
+def foreign_candidate(
+    spec: OpSpec, path: str, device: str, framework: str | None, adapter: str | None
+) -> Candidate:
     """MODULE:FUNCTION. The function may carry `framework`, `devices`, `adapter`, `backward`."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
@@ -239,8 +247,14 @@ def foreign_candidate(spec: OpSpec, path: str, device: str, framework: str | Non
     return from_function(spec, path, found, device, framework, adapter)
 
 
-def from_function(spec: OpSpec, name: str, found: Any, device: str = "cpu",
-                  framework: str | None = None, adapter: str | None = None) -> Candidate:
+def from_function(
+    spec: OpSpec,
+    name: str,
+    found: Any,
+    device: str = "cpu",
+    framework: str | None = None,
+    adapter: str | None = None,
+) -> Candidate:
     """A candidate from a callable, or from an object with `.forward` that is not callable."""
     devices = getattr(found, "devices", (device,))
     if device not in devices:
@@ -248,7 +262,7 @@ def from_function(spec: OpSpec, name: str, found: Any, device: str = "cpu",
     function = found if callable(found) else getattr(found, "forward", None)
     if not callable(function):
         raise Misuse(f"candidate: expected a callable or an object with forward, got {name}")
-    chosen = adapter or getattr(found, "adapter", "by_name")
+    chosen = str(adapter or getattr(found, "adapter", "by_name"))
     if chosen not in spec.adapters:
         raise Misuse(f"adapter: expected one of {', '.join(spec.adapters)}, got {chosen}")
     arrays = make_framework(framework or getattr(found, "framework", None), device)

@@ -48,14 +48,27 @@ class Session:
         self._expect_outputs(outcome, inputs)
         return outcome
 
-    def gradient(self, inputs: Inputs, upstream: Stored) -> Outcome:
-        """One forward and backward call, of the right form."""
-        outcome = self.candidate.gradient(self.spec, inputs, upstream)
+    def gradient(
+        self, inputs: Inputs, upstream: Stored, needs: tuple[str, ...] | None = None
+    ) -> Outcome:
+        """One forward and backward call, of the right form; `needs` are all that there are."""
+        needs = self.spec.needs(inputs) if needs is None else needs
+        outcome = self.candidate.gradient(self.spec, inputs, upstream, needs)
         self._expect_outputs(outcome, inputs)
-        for name in self.spec.needs(inputs):
+        for name in needs:
             given = inputs[name]
             expect_form(name, outcome.gradients[name], given.shape, given.dtype, "grad_")
         return outcome
+
+    def describe(self, inputs: Inputs) -> Mapping[str, str]:
+        """The kernel that these inputs run, where the candidate can tell."""
+        describe, framework = self.candidate.describe, self.candidate.framework
+        if describe is None:
+            return {}
+        arguments = self.spec.arguments(inputs)
+        return describe(
+            {k: framework.give(v)[0] if isinstance(v, Stored) else v for k, v in arguments.items()}
+        )
 
     def _expect_outputs(self, outcome: Outcome, inputs: Inputs) -> None:
         if outcome.changed:
@@ -76,9 +89,13 @@ def forward(session: Session, case: Case) -> Measured:
 
 def gradient(session: Session, case: Case) -> Measured:
     """Outputs first, then every gradient, within its bounds, for a random upstream gradient."""
-    spec = session.spec
-    inputs = spec.build(case)
-    upstream = spec.upstream(case, inputs)
+    inputs = session.spec.build(case)
+    upstream = session.spec.upstream(case, inputs)
+    return compare_gradients(session, case, inputs, upstream)
+
+
+def compare_gradients(session: Session, case: Case, inputs: Inputs, upstream: Stored) -> Measured:
+    """One call's outputs, then its gradients, against the oracle."""
     expected = session.expected(case, inputs)
     exact = session.expected_gradients(case, inputs, upstream, expected)
     outcome = session.gradient(inputs, upstream)
@@ -92,13 +109,16 @@ def gradient(session: Session, case: Case) -> Measured:
 
 
 def determinism(session: Session, case: Case) -> Measured:
-    """T7: the same inputs, three runs with another call between them, the same bits."""
+    """T7: the same inputs, three runs with another call between them, the same bits; the runs
+    take another number of threads each where the candidate lets them be set."""
     spec = session.spec
     inputs = spec.build(case)
     upstream = spec.upstream(case, inputs)
     other = spec.build(case.but(seed=case.seed + 1))
     runs = []
-    for _ in range(3):
+    for num_threads in (1, 2, 3):
+        if session.candidate.set_threads is not None:
+            session.candidate.set_threads(num_threads)
         runs.append(call(session, case, inputs, upstream))
         session.forward(other)
     for run in runs[1:]:
@@ -180,4 +200,3 @@ def _kind(
 
 def _worse(first: Measured, second: Measured) -> Measured:
     return first if first and first["worst"] >= second["worst"] else second
-

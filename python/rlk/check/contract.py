@@ -63,9 +63,13 @@ class Contract:
         Raises ContractError for an unknown class or dtype.
         """
         if op_class not in self.classes:
-            raise ContractError(f"contract: class: expected one of {_words(self.classes)}, got {op_class}")
+            raise ContractError(
+                f"contract: class: expected one of {_words(self.classes)}, got {op_class}"
+            )
         if dtype not in self.classes[op_class]:
-            raise ContractError(f"contract: {op_class}: expected one of {_words(DTYPES)}, got {dtype}")
+            raise ContractError(
+                f"contract: {op_class}: expected one of {_words(DTYPES)}, got {dtype}"
+            )
         merged = dict(self.classes[op_class][dtype])
         override = self.arch_overrides.get(arch or "", {})
         merged.update(override.get(op_class, {}).get(dtype, {}))
@@ -97,7 +101,9 @@ def check_schema(document: Any) -> None:
     for name, by_dtype in classes.items():
         _same_keys(_object(by_dtype, name), set(DTYPES), name)
         for dtype, values in by_dtype.items():
-            _same_keys(_object(values, f"{name}.{dtype}"), set(COEFFICIENTS[name]), f"{name}.{dtype}")
+            _same_keys(
+                _object(values, f"{name}.{dtype}"), set(COEFFICIENTS[name]), f"{name}.{dtype}"
+            )
             _numbers(values, f"{name}.{dtype}")
     for arch, overrides in _object(top["arch_overrides"], "arch_overrides").items():
         for name, by_dtype in _object(overrides, f"arch_overrides.{arch}").items():
@@ -121,7 +127,9 @@ def _same_keys(value: Mapping[str, Any], expected: set[str], where: str) -> None
     if missing:
         raise ContractError(f"contract: {where}: expected {_words(missing)}, got nothing")
     if unknown:
-        raise ContractError(f"contract: {where}: expected {_words(expected)}, got {_words(unknown)}")
+        raise ContractError(
+            f"contract: {where}: expected {_words(expected)}, got {_words(unknown)}"
+        )
 
 
 def _known(name: str, allowed: Any, where: str) -> None:

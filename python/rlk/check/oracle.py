@@ -117,7 +117,9 @@ def linear_logprob_gradients(
             factor[where] += np.where(logits[where] == -np.inf, 0.0, 1.0)
             dz = scale[:, None] * factor
             size = np.abs(dz)
-            rounding = np.abs(scale)[:, None] * (p * forward.bound[:, None] + c["probability_floor"])
+            rounding = np.abs(scale)[:, None] * (
+                p * forward.bound[:, None] + c["probability_floor"]
+            )
             rounding += c["factor_rtol"] * size
             over_vocab = rounding + chain(c, vocab) * size
             over_rows = rounding + chain(c, num_rows) * size

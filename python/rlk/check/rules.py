@@ -1,4 +1,123 @@
-def not_positive(): ...
-def linear_row_sum(): ...
-def linear_in_upstream(): ...
-def bias_shift(): ...
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that hold without an oracle's answer: liveness, refusals and metamorphic relations.
+
+Each takes (Session, Case), raises Failure, or returns what it measured.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .case import Case
+from .checks import Measured, Session, call
+from .compare import deviation, same_bits
+from .frameworks import Failure
+from .oracle import Bounded
+from .stored import of
+
+
+def option_liveness(session: Session, case: Case) -> Measured:
+    """Each option changes the outputs, and each gradient that both calls have."""
+    spec = session.spec
+    for pair in spec.liveness(case):
+        if session.candidate.refuses(spec, pair.with_option):
+            continue
+        upstream = spec.upstream(case, pair.without)
+        without = call(session, case, pair.without, upstream)
+        changed = call(session, case, pair.with_option, upstream)
+        for name in without.keys() & changed.keys():
+            if same_bits(without[name], changed[name]) is None:
+                raise Failure("option_dead", f"{pair.option} changes nothing in {name}")
+    return {}
+
+
+def refusals(session: Session, case: Case) -> Measured:
+    """Bad inputs raise, or give NaN in the row that is bad: never a plausible number."""
+    spec = session.spec
+    for bad in spec.rejected(case):
+        try:
+            outcome = session.candidate.forward(spec, bad.inputs)
+        except Failure as failure:
+            if failure.kind == "raised":
+                continue
+            raise
+        for name in spec.outputs:
+            value = outcome.outputs[name].values().reshape(-1)[bad.row]
+            if not np.isnan(value):
+                raise Failure("bad_input_accepted", f"{bad.label}: {name} is {value:.9g}")
+    return {}
+
+
+def not_positive(session: Session, case: Case) -> Measured:
+    """log p <= 0, also where one logit is all of the sum."""
+    inputs = session.spec.build(case)
+    outcome = session.forward(inputs)
+    for name in session.spec.outputs:
+        values = outcome.outputs[name].values()
+        if (values > 0).any():
+            raise Failure("positive", f"{name}: expected <= 0, got {np.nanmax(values):.9g}")
+    return {}
+
+
+def linear_row_sum(session: Session, case: Case) -> Measured:
+    """The exact dZ of a row sums to 0: with a column of ones in weight, that column of dHidden
+    is 0, and so is the sum of dBias."""
+    spec = session.spec
+    inputs = spec.build(case)
+    weight = inputs["weight"].values()
+    weight[:, -1] = 1.0
+    inputs = inputs.but(weight=of(weight, case.dtype))
+    upstream = spec.upstream(case, inputs)
+    gradients = session.gradient(inputs, upstream).gradients
+    exact = session.expected_gradients(case, inputs, upstream, session.expected(case, inputs))
+    sums = {"hidden": (gradients["hidden"].values()[..., -1], exact["hidden"].bound[..., -1])}
+    if "bias" in gradients:
+        sums["bias"] = (gradients["bias"].values().sum(), exact["bias"].bound.sum())
+    for name, (got, bound) in sums.items():
+        found = deviation(np.asarray(got), Bounded(np.zeros_like(got), np.asarray(bound)))
+        if found.worst > 1.0:
+            raise Failure("row_sum", f"{name}: sum of dZ is {found.max_abs:.3g}, not 0")
+    return {}
+
+
+def linear_in_upstream(session: Session, case: Case) -> Measured:
+    """grad(a) + grad(b) = grad(a + b), within the three bounds."""
+    spec = session.spec
+    inputs = spec.build(case)
+    rng = case.rng("linear")
+    # Multiples of 1/64: their sum is exact.
+    a, b = (np.round(rng.normal(size=inputs.lead) * 64) / 64 for _ in range(2))
+    got, allowed = [], []
+    for g in (a, b, a + b):
+        upstream = of(g, "float32")
+        got.append(session.gradient(inputs, upstream).gradients)
+        forward = session.expected(case, inputs)
+        allowed.append(session.expected_gradients(case, inputs, upstream, forward))
+    for name in spec.needs(inputs):
+        first, second, both = (part[name].values() for part in got)
+        bound = sum((part[name].bound for part in allowed), np.zeros(()))
+        found = deviation(first + second, Bounded(both, np.asarray(bound)))
+        if found.worst > 1.0:
+            raise Failure("not_linear", f"{name}: off by {found.worst:.3g} of the bound")
+    return {}
+
+
+def bias_shift(session: Session, case: Case) -> Measured:
+    """The same number added to every logit changes nothing but rounding."""
+    spec = session.spec
+    base = spec.build(case)
+    vocab = base["weight"].shape[0]
+    # Multiples of 1/8 below 1, and 8: both sums are exact in every storage type.
+    bias = np.round(case.rng("shift").uniform(-1, 1, size=vocab) * 8) / 8
+    outputs, bounds = [], []
+    for shift in (0.0, 8.0):
+        inputs = base.but(bias=of(bias + shift, case.dtype))
+        outputs.append(session.forward(inputs).outputs)
+        bounds.append(session.expected(case, inputs).outputs)
+    for name in spec.outputs:
+        before, after = (part[name].values() for part in outputs)
+        bound = bounds[0][name].bound + bounds[1][name].bound
+        found = deviation(after, Bounded(before, bound))
+        if found.worst > 1.0:
+            raise Failure("not_shift_invariant", f"{name}: off by {found.worst:.3g} of the bound")
+    return {}

@@ -67,7 +67,11 @@ def of_raw(raw: np.ndarray, dtype: str) -> Stored:
 
 def of(values: Any, dtype: str, layout: str = "contiguous") -> Stored:
     """Values rounded to `dtype` and laid out in memory; `expanded` repeats the first slice."""
-    raw = encode(np.asarray(values), dtype)
+    return lay_out(encode(np.asarray(values), dtype), dtype, layout)
+
+
+def lay_out(raw: np.ndarray, dtype: str, layout: str) -> Stored:
+    """These bits in memory as `layout` says."""
     if layout == "contiguous" or raw.ndim == 0 or raw.size == 0:
         return of_raw(raw, dtype)
     if layout == "expanded":
@@ -75,7 +79,7 @@ def of(values: Any, dtype: str, layout: str = "contiguous") -> Stored:
         return Stored(first.base, dtype, raw.shape, (0, *first.strides[1:]))
     if layout == "transposed":
         if raw.ndim == 1:
-            return of(values, dtype, "strided")
+            return lay_out(raw, dtype, "strided")
         flipped = np.ascontiguousarray(np.swapaxes(raw, -1, -2))
         steps = _steps(flipped.shape)
         return Stored(flipped.reshape(-1), dtype, raw.shape, (*steps[:-2], steps[-1], steps[-2]))

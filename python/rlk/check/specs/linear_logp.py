@@ -44,6 +44,7 @@ class LinearLogp(OpSpec):
             frozenset({"bias"}),
         ),
     }
+    torch_reference = staticmethod(lambda **arguments: torch_linear_logp(**arguments))
 
     def build(self, case: Case) -> Inputs:
         return draw.build(case, ROW_INPUTS)
@@ -72,7 +73,9 @@ class LinearLogp(OpSpec):
 
         return {k: v for k, v in inputs.values.items() if not is_default(k, v)}
 
-    def expected(self, case: Case, inputs: Inputs, contract: Contract, arch: str | None) -> Expected:
+    def expected(
+        self, case: Case, inputs: Inputs, contract: Contract, arch: str | None
+    ) -> Expected:
         c = contract.coefficients(self.op_class, case.dtype, arch)
         active = self.active(inputs)
         rows = linear_rows(inputs, active)
@@ -105,37 +108,6 @@ class LinearLogp(OpSpec):
         spread = (_spread(part, active).reshape(shape) for part in (hidden.value, hidden.bound))
         exact["hidden"] = Bounded(*spread)
         return {name: exact[name] for name in needs}
-
-    def torch_reference(
-        self,
-        hidden: Any,
-        weight: Any,
-        target: Any,
-        bias: Any = None,
-        temperature: Any = 1.0,
-        mask: Any = None,
-        ignore_index: int | None = -100,
-    ) -> Any:
-        import torch
-        import torch.nn.functional as F
-
-        target = target.long()  # a narrow type would wrap ignore_index
-        active = torch.ones_like(target, dtype=torch.bool)
-        if mask is not None:
-            active &= mask != 0
-        if ignore_index is not None:
-            active &= target != ignore_index
-        active = active.reshape(-1)
-        logits = F.linear(hidden.reshape(-1, hidden.shape[-1])[active], weight)
-        if bias is not None:
-            logits = logits + bias
-        if isinstance(temperature, torch.Tensor):
-            temperature = temperature.reshape(-1)[active].unsqueeze(-1)
-        chosen = target.reshape(-1)[active].unsqueeze(-1)
-        logp = F.log_softmax(logits / temperature, dim=-1, dtype=torch.float32)
-        out = torch.zeros(active.shape, dtype=torch.float32, device=hidden.device)
-        out = out.index_put((active,), logp.gather(-1, chosen).squeeze(-1))
-        return out.reshape(target.shape)
 
     def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
         rows = inputs.num_rows
@@ -194,7 +166,7 @@ class LinearLogp(OpSpec):
             found.append(Rejected(f"target {label}", base.but(target=of_raw(target, "int64")), row))
         return found
 
-    def rules(self) -> Mapping[str, Callable[..., None]]:
+    def rules(self) -> Mapping[str, Callable[..., dict[str, Any]]]:
         return {
             "logp_not_positive": rules.not_positive,
             "row_sum": rules.linear_row_sum,
@@ -208,7 +180,8 @@ def linear_rows(inputs: Inputs, active: np.ndarray) -> LinearRows:
     num_lead = len(inputs.lead)
 
     def rows(name: str) -> np.ndarray:
-        return decode(flat_rows(inputs[name], num_lead), inputs[name].dtype)[active]
+        values = decode(flat_rows(inputs[name], num_lead), inputs[name].dtype)
+        return np.asarray(values[active])
 
     temperature = inputs["temperature"]
     if isinstance(temperature, Stored):
@@ -225,3 +198,35 @@ def _spread(rows: np.ndarray, active: np.ndarray) -> np.ndarray:
     full = np.zeros((len(active), *rows.shape[1:]))
     full[active] = rows
     return full
+
+
+def torch_linear_logp(
+    hidden: Any,
+    weight: Any,
+    target: Any,
+    bias: Any = None,
+    temperature: Any = 1.0,
+    mask: Any = None,
+    ignore_index: int | None = -100,
+) -> Any:
+    """F.linear, log_softmax, gather, on the active rows; logits in the inputs' own type."""
+    import torch
+    import torch.nn.functional as F
+
+    target = target.long()  # a narrow type would wrap ignore_index
+    active = torch.ones_like(target, dtype=torch.bool)
+    if mask is not None:
+        active &= mask != 0
+    if ignore_index is not None:
+        active &= target != ignore_index
+    active = active.reshape(-1)
+    logits = F.linear(hidden.reshape(-1, hidden.shape[-1])[active], weight)
+    if bias is not None:
+        logits = logits + bias
+    if isinstance(temperature, torch.Tensor):
+        temperature = temperature.reshape(-1)[active].unsqueeze(-1)
+    chosen = target.reshape(-1)[active].unsqueeze(-1)
+    logp = F.log_softmax(logits / temperature, dim=-1, dtype=torch.float32)
+    out = torch.zeros(active.shape, dtype=torch.float32, device=hidden.device)
+    out = out.index_put((active,), logp.gather(-1, chosen).squeeze(-1))
+    return out.reshape(target.shape)

@@ -214,6 +214,3 @@ def _layout(case: Case, name: str) -> str:
     if name == "hidden" and case.kind in ("nan_row", "garbage"):
         return "contiguous"
     return "expanded" if name in ("hidden", "temperature") else "contiguous"
-
-
-

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rlk.check.run(): the command line's work as one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import contract as contracts
+from .candidates import (
+    Candidate,
+    Misuse,
+    foreign_candidate,
+    from_function,
+    torch_candidate,
+)
+from .case import SHORT, Case
+from .checks import Session
+from .contract import Contract
+from .result import Result
+from .rlk_candidate import VARIANTS, rlk_candidate
+from .runner import (
+    Job,
+    Shared,
+    case_jobs,
+    expect_positive,
+    invariance_jobs,
+    nothing,
+    random_jobs,
+    rule_jobs,
+    run_jobs,
+    suite_jobs,
+)
+from .spec import OpSpec
+from .specs import SPECS
+
+DTYPES = {**{short: dtype for dtype, short in SHORT.items()}, **{d: d for d in SHORT}}
+INPUT_MODES = ("random", "constant", "adversarial")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every result of a run, and what it ran on."""
+
+    op: str
+    candidate: str
+    device: str
+    framework: str
+    target: str | None
+    arch_key: str | None
+    contract: Contract
+    results: list[Result]
+
+    @property
+    def ok(self) -> bool:
+        """True where something was checked and nothing failed."""
+        return any(r.passed for r in self.results) and not any(r.failed for r in self.results)
+
+    def failures(self) -> list[Result]:
+        return [result for result in self.results if result.failed]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of docs/checking.md, section "JSON"."""
+        from .report import to_json
+
+        return to_json(self)
+
+
+def run(
+    op: str = "linear_logp",
+    candidate: str | Callable[..., Any] = "rlk",
+    *,
+    device: str = "cpu",
+    dtype: str | Sequence[str] | None = None,
+    variant: str | None = None,
+    framework: str | None = None,
+    adapter: str | None = None,
+    target: str | None = None,
+    arch_key: str | None = None,
+    batch: int = 2,
+    seq: int = 8,
+    vocab: int = 257,
+    hidden: int = 96,
+    input_mode: str = "random",
+    constant_value: float | None = None,
+    token_value: int | None = None,
+    seed: int = 0,
+    grad: bool = False,
+    invariance: bool = False,
+    suite: bool = False,
+    random: int = 0,
+    contract: Path | str | None = None,
+    on_result: Callable[[Result], None] = nothing,
+) -> Report:
+    """Checks a candidate and returns a Report; a failing candidate is no exception.
+
+    candidate: "rlk", "torch", "MODULE:FUNCTION" or a function. dtype: fp32, fp16, bf16 or a list
+    (default all). variant: generic, specialized or both (rlk alone; default both). suite=True
+    runs the whole suite, random=N adds N random cases; else one case of batch x seq rows at
+    vocab and hidden is checked, its gradients with grad=True, the transforms and rules with
+    invariance=True.
+
+    Raises Misuse (a ValueError that names the argument) before any work.
+
+    Example:
+        report = rlk.check.run(candidate=my_kernel, vocab=50257, hidden=768, grad=True)
+        assert report.ok, report.failures()
+    """
+    spec = _spec(op)
+    expect_positive(batch=batch, seq=seq, vocab=vocab, hidden=hidden)
+    if random < 0:
+        raise Misuse(f"random: expected >= 0, got {random}")
+    if seed < 0:
+        raise Misuse(f"seed: expected >= 0, got {seed}")
+    if token_value is not None and not 0 <= token_value < vocab:
+        raise Misuse(f"token_value: expected 0 to {vocab - 1}, got {token_value}")
+    if input_mode not in INPUT_MODES:
+        raise Misuse(f"input_mode: expected one of {', '.join(INPUT_MODES)}, got {input_mode}")
+    dtypes = _dtypes(dtype)
+    rules = contracts.load(contract or contracts.DEFAULT_PATH)
+    options: dict[str, Any] = {}
+    if constant_value is not None:
+        options["constant_value"] = constant_value
+    if token_value is not None:
+        options |= {"token_value": token_value, "ignored": 0}
+    kinds = spec.adversarial if input_mode == "adversarial" else (input_mode,)
+    sizes = {"vocab": vocab, "hidden": hidden}
+    cases = [
+        Case(op, name, (batch, seq), sizes, kind, "contiguous", options, seed)
+        for name in dtypes
+        for kind in kinds
+    ]
+    for case in cases:
+        spec.build(case)  # what cannot be built is misuse, said before any work
+    shared = Shared()
+
+    def jobs(chosen: Candidate) -> Iterator[Job]:
+        if suite:
+            yield from suite_jobs(spec, chosen, dtypes, seed, shared)
+        if random:
+            yield from random_jobs(spec, chosen, random, seed)
+        if suite or random:
+            return
+        for case in cases:
+            yield from case_jobs(spec, chosen, case, grad)
+            if invariance and case.kind in ("random", "constant"):
+                yield from invariance_jobs(spec, case)
+                yield from rule_jobs(spec, chosen, case)
+
+    results: list[Result] = []
+    name, found = "", None
+    for make in _candidates(spec, candidate, device, framework, adapter, variant, target):
+        found = make()
+        name = found.name
+        session = Session(spec, found, rules, arch_key or target)
+        with found.scope():
+            results += run_jobs(session, jobs(found), on_result)
+    assert found is not None
+    frame = found.framework.name
+    return Report(op, name, device, frame, target, arch_key or target, rules, results)
+
+
+def _candidates(
+    spec: OpSpec,
+    candidate: str | Callable[..., Any],
+    device: str,
+    framework: str | None,
+    adapter: str | None,
+    variant: str | None,
+    target: str | None,
+) -> list[Callable[[], Candidate]]:
+    """How to make each candidate, in the order to run; all misuse is found here already."""
+    if candidate == "rlk":
+        chosen = VARIANTS if variant in (None, "both") else (variant or "",)
+        if adapter is not None:
+            raise Misuse(f"adapter: expected none for rlk, got {adapter}")
+        rlk_candidate(spec, device, framework, chosen[0], target)
+        return [_maker(spec, device, framework, v, target) for v in chosen]
+    if variant is not None:
+        raise Misuse(f"variant: expected none for another candidate than rlk, got {variant}")
+    if target is not None:
+        raise Misuse(f"target: expected none for another candidate than rlk, got {target}")
+    if candidate == "torch":
+        if framework not in (None, "torch"):
+            raise Misuse(f"framework: expected torch for the candidate torch, got {framework}")
+        found = torch_candidate(spec, device)
+    elif isinstance(candidate, str):
+        found = foreign_candidate(spec, candidate, device, framework, adapter)
+    else:
+        label = getattr(candidate, "__name__", type(candidate).__name__)
+        found = from_function(spec, label, candidate, device, framework, adapter)
+    return [lambda: found]
+
+
+def _maker(
+    spec: OpSpec, device: str, framework: str | None, variant: str, target: str | None
+) -> Callable[[], Candidate]:
+    return lambda: rlk_candidate(spec, device, framework, variant, target)
+
+
+def _spec(op: str) -> OpSpec:
+    if op not in SPECS:
+        raise Misuse(f"op: expected one of {', '.join(SPECS)}, got {op}")
+    return SPECS[op]
+
+
+def _dtypes(dtype: str | Sequence[str] | None) -> list[str]:
+    names = list(SHORT) if dtype is None else [dtype] if isinstance(dtype, str) else list(dtype)
+    for name in names:
+        if name not in DTYPES:
+            raise Misuse(f"dtype: expected one of {', '.join(DTYPES)}, got {name}")
+    return [DTYPES[name] for name in names]

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command rlk-check."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from . import report as reports
+from .api import INPUT_MODES, Report, run
+from .candidates import Misuse
+from .contract import ContractError
+from .result import Result
+from .specs import SPECS
+
+EPILOG = """\
+exit code: 0 all passed, 1 something failed, 2 wrong use (said in one line, before any work)
+
+examples:
+  rlk-check --all                                   rlk's own kernels, the whole suite
+  rlk-check --candidate mine:kernel --vocab 50257 --hidden 768 --grad
+  rlk-check --candidate torch --dtype bf16 --input-mode adversarial
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the checks that the arguments ask for; returns the exit code."""
+    given = parser().parse_args(arguments)
+    ops = list(SPECS) if given.all and given.op is None else [given.op or "linear_logp"]
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # MODULE:FUNCTION beside the caller, as with python -m
+    try:
+        found = [_run(op, given) for op in ops]
+    except Misuse as error:
+        argument, _, rest = str(error).partition(":")
+        print(f"rlk-check: --{argument.replace('_', '-')}:{rest}", file=sys.stderr)
+        return 2
+    except ContractError as error:
+        print(f"rlk-check: {error}", file=sys.stderr)
+        return 2
+    if given.json is not None:
+        documents = [one.to_json() for one in found]
+        _write(given.json, json.dumps(documents[0] if len(documents) == 1 else documents, indent=1))
+    if given.junit is not None:
+        _write(given.junit, reports.to_junit(found[0]).decode())
+    if given.json != "-":
+        for one in found:
+            print(reports.summary(one))
+    return 0 if all(one.ok for one in found) else 1
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with misuse said in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def parser() -> Parser:
+    """The arguments; their defaults stand in rlk.check.run."""
+    made = Parser(
+        prog="rlk-check",
+        description="Checks a kernel against a float64 oracle: accuracy, gradients, invariance.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("--op", help=f"one of {', '.join(SPECS)} (default linear_logp; with --all every op)")
+    add("--candidate", default="rlk", help="rlk, torch or MODULE:FUNCTION (default rlk)")
+    add("--device", default="cpu", help="cpu or cuda (default cpu)")
+    add("--dtype", action="append", help="fp32, fp16 or bf16; may be repeated (default all)")
+    add("--variant", help="rlk: generic, specialized or both (default both)")
+    add("--framework", help="torch or numpy (default torch where installed)")
+    add("--adapter", help="how MODULE:FUNCTION is called (default by_name)")
+    add("--target", help="rlk: the target to run on, as sm_90a or x86-64-v3")
+    add("--arch-key", help="whose bounds to take from the contract (default that of --target)")
+    add("--batch", type=int, default=2, help="sequences (default 2)")
+    add("--seq", type=int, default=8, help="positions a sequence (default 8)")
+    add("--vocab", type=int, default=257, help="vocabulary size (default 257)")
+    add("--hidden", type=int, default=96, help="hidden size (default 96)")
+    add("--input-mode", default="random", help=f"{', '.join(INPUT_MODES)} (default random)")
+    add("--constant-value", type=float, help="constant mode: every value (default 0.5)")
+    add("--token-value", type=int, help="every target id (default random)")
+    add("--seed", type=int, default=0, help="all inputs follow from it (default 0)")
+    add("--grad", action="store_true", help="check the gradients too")
+    add("--invariance", action="store_true", help="check the transforms T1 to T8 and the rules")
+    add("--all", action="store_true", help="the whole suite instead of one case")
+    add("--random", type=int, default=0, metavar="N", help="N random cases")
+    add("--contract", type=Path, help="another contract file")
+    add("--json", metavar="FILE", help="write the results as JSON (- for standard output)")
+    add("--junit", metavar="FILE", help="write the results as JUnit XML")
+    add("--quiet", action="store_true", help="print failures and the summary only")
+    return made
+
+
+def _run(op: str, given: argparse.Namespace) -> Report:
+    colour = sys.stdout.isatty()
+    silent = given.json == "-"
+
+    def show(result: Result) -> None:
+        if not silent and (result.failed or not given.quiet):
+            print(reports.line(result, colour), flush=True)
+
+    same = (
+        "candidate device dtype variant framework adapter target arch_key batch seq vocab hidden"
+        " input_mode constant_value token_value seed grad invariance random contract"
+    )
+    arguments = {name: getattr(given, name) for name in same.split()}
+    return run(op, suite=given.all, on_result=show, **arguments)
+
+
+def _write(place: str, text: str) -> None:
+    if place == "-":
+        print(text)
+    else:
+        Path(place).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

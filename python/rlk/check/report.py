@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run as lines for people, as JSON, and as JUnit XML."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from .result import Result
+
+if TYPE_CHECKING:
+    from .api import Report
+
+FORMAT = 1
+MARKS = {"passed": ("ok", "32"), "failed": ("FAIL", "31"), "not_applicable": ("n/a", "33")}
+
+
+def line(result: Result, colour: bool = False) -> str:
+    """One line a case: mark, check, case, worst error / bound and where, or what failed."""
+    word, code = MARKS[result.status]
+    mark = f"\033[{code}m{word:<4}\033[0m" if colour else f"{word:<4}"
+    variant = f" {result.variant}" if result.variant else ""
+    parts = [f"{mark} {result.check:<13}{variant} {result.case.text()}"]
+    if result.worst is not None and result.value is not None:
+        parts.append(f"worst {result.worst:.3g} of the bound in {result.value}{where(result)}")
+    if result.failure is not None:
+        parts.append(f"{result.failure}: {result.message}")
+    elif result.message is not None:
+        parts.append(result.message)
+    return " | ".join(parts)
+
+
+def where(result: Result) -> str:
+    """[row 1, position 3, vocab 17]"""
+    if not result.place:
+        return ""
+    return " [" + ", ".join(f"{name} {i}" for name, i in result.place.items()) + "]"
+
+
+def summary(report: Report) -> str:
+    """The last line: counts and the worst error."""
+    counts = _counts(report)
+    worst = max((r for r in report.results if r.worst is not None), key=_worst, default=None)
+    text = f"{report.op} {report.candidate}: {counts['passed']} passed, {counts['failed']} failed"
+    if counts["not_applicable"]:
+        text += f", {counts['not_applicable']} not applicable"
+    if worst is not None:
+        text += f"; worst {worst.worst:.3g} of the bound ({worst.check}, {worst.case.text()})"
+    return text
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """The document described in docs/checking.md; infinite numbers are the string "inf"."""
+    head = {
+        "format": FORMAT,
+        "op": report.op,
+        "candidate": report.candidate,
+        "device": {"name": report.device, "machine": platform.machine(), "cpu": _cpu()},
+        "framework": report.framework,
+        "target": report.target,
+        "arch_key": report.arch_key,
+        "contract": report.contract.digest,
+        "versions": _versions(),
+        "summary": {"ok": report.ok, **_counts(report)},
+        "results": [result.to_json() for result in report.results],
+    }
+    return {name: _plain(value) for name, value in head.items()}
+
+
+def to_junit(report: Report) -> bytes:
+    """JUnit XML: one testcase a result."""
+    counts = _counts(report)
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"rlk-check {report.op} {report.candidate}",
+        tests=str(len(report.results)),
+        failures=str(counts["failed"]),
+        skipped=str(counts["not_applicable"]),
+        time=f"{sum(r.seconds for r in report.results):.3f}",
+    )
+    for result in report.results:
+        variant = f".{result.variant}" if result.variant else ""
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname=f"{report.op}.{report.candidate}{variant}.{result.check}",
+            name=f"{result.case.text()} seed={result.case.seed}",
+            time=f"{result.seconds:.3f}",
+        )
+        if result.failed:
+            failure = ElementTree.SubElement(case, "failure", type=str(result.failure))
+            failure.set("message", f"{result.message}{where(result)}")
+        elif not result.passed:
+            ElementTree.SubElement(case, "skipped", message=str(result.message))
+    document: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return document
+
+
+def _counts(report: Report) -> dict[str, int]:
+    return {name: sum(r.status == name for r in report.results) for name in MARKS}
+
+
+def _worst(result: Result) -> float:
+    return result.worst if result.worst is not None else 0.0
+
+
+def _versions() -> dict[str, str | None]:
+    def version(name: str) -> str | None:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+
+    names = ("rlk", "torch", "ml_dtypes")
+    found = {name: version(name) for name in names}
+    return {"python": platform.python_version(), "numpy": np.__version__, **found}
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for text in lines:
+                if text.startswith("model name"):
+                    return text.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _plain(value: Any) -> Any:
+    """Only what JSON knows."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf"
+    return value

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rlk's own ops as candidates: the one place that sets rlk's policy, target and threads."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from .candidates import Candidate, Misuse, make_framework
+from .frameworks import Failure
+from .spec import OpSpec
+
+VARIANTS = ("generic", "specialized")
+
+
+def rlk_candidate(
+    spec: OpSpec, device: str, framework: str | None, variant: str, target: str | None
+) -> Candidate:
+    """`generic` runs what rlk ships and compiles nothing; `specialized` compiles each shape.
+
+    Its `scope` sets rlk up for that, with an empty cache folder, and puts rlk's settings back.
+    Raises Misuse.
+    """
+    if variant not in VARIANTS:
+        raise Misuse(f"variant: expected generic, specialized or both, got {variant}")
+    try:
+        from rlk import jit
+    except ImportError as error:
+        raise Misuse(f"candidate: expected rlk's compiled module, got {error}") from error
+    arrays = make_framework(framework, device)
+    function = getattr(jit, spec.name, None)
+    if function is None:
+        raise Misuse(f"op: expected one that rlk.jit has, got {spec.name}")
+    # torch tensors go through autograd, as users' do.
+    backward = getattr(jit, spec.name + "_backward", None) if arrays.name == "numpy" else None
+
+    def describe(arguments: Mapping[str, Any]) -> Mapping[str, str]:
+        explained = jit.explain(**arguments)
+        if explained.variant != variant:
+            raise Failure("other_variant", f"expected {variant}, got {explained.variant}")
+        return {"name": explained.kernel, "key": explained.key, "variant": explained.variant}
+
+    made = Candidate(
+        "rlk",
+        function,
+        arrays,
+        spec.adapters["by_name"],
+        backward,
+        variant=variant,
+        describe=describe,
+        check_errors=getattr(jit, "check_errors", None),
+        set_threads=lambda count: jit.configure(num_threads=count),
+        scope=lambda: _configured(jit, variant, target),
+    )
+    with made.scope():
+        return made  # a target that rlk does not know is found here
+
+
+@contextmanager
+def _configured(jit: Any, variant: str, target: str | None) -> Iterator[None]:
+    before = jit.settings()
+    # An empty cache: no entry of an earlier run stands in for what this build makes.
+    with tempfile.TemporaryDirectory(prefix="rlk-check-") as folder:
+        specialize = variant == "specialized"
+        policy = "sync" if specialize else "off"
+        try:
+            jit.configure(policy=policy, specialize=specialize, cache_dir=folder, arch=target)
+        except (ValueError, NotImplementedError) as error:
+            raise Misuse(f"target: expected one that runs here, got {target}: {error}") from error
+        try:
+            yield
+        finally:
+            jit.configure(**before)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T1 to T8: what must not change a row's bits. Nothing here has a tolerance.
+
+T1 how many rows stand beside it   T2 where it stands        T3 what its neighbours hold
+T4 padding with inactive rows      T5 micro-batches          T6 active rows alone
+T7 run after run                   T8 skipping, which gradients are asked for, grad mode
+layout: strides, alignment and order in memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from .case import Case, Inputs, take_rows
+from .checks import Measured, Session, call, determinism, expect_same
+from .stored import Stored, lay_out
+
+Values = Mapping[str, Stored]
+BATCHES = (1, 2, 15, 16, 17, 63, 64, 65, 127)
+
+
+class Scene:
+    """Flattened inputs of a case, their upstream gradient, and what the candidate gives."""
+
+    def __init__(self, session: Session, case: Case) -> None:
+        self.session, self.case, spec = session, case, session.spec
+        inputs = spec.build(case)
+        self.all = np.arange(inputs.num_rows)
+        self.upstream = take_rows(spec.upstream(case, inputs), len(inputs.lead), self.all)
+        self.inputs = inputs.rows(self.all)
+        self.active = spec.active(self.inputs)
+        self.values = self.run(self.inputs, self.upstream)
+
+    def run(self, inputs: Inputs, upstream: Stored) -> Values:
+        return call(self.session, self.case, inputs, upstream)
+
+    def run_rows(self, index: np.ndarray) -> Values:
+        return self.run(self.inputs.rows(index), take_rows(self.upstream, 1, index))
+
+    def rows(self, values: Values, index: np.ndarray) -> Values:
+        """Only what belongs to one row each, at these rows."""
+        names = self.session.spec.row_outputs
+        return {n: take_rows(v, 1, index) for n, v in values.items() if n in names}
+
+    def sums(self, values: Values) -> Values:
+        """Only what is summed over rows."""
+        return {n: v for n, v in values.items() if n not in self.session.spec.row_outputs}
+
+    def expect_rows(self, label: str, index: np.ndarray, got: Values, at: np.ndarray) -> None:
+        """Rows `index` of this scene must be the rows `at` of `got`, bit for bit."""
+        same(self.rows(self.values, index), self.rows(got, at), label)
+
+
+def same(first: Values, second: Values, label: str) -> None:
+    expect_same(first, second, "batch_variant", label)
+
+
+def batch_population(scene: Scene) -> None:
+    for rows in (n for n in BATCHES if n <= len(scene.all)):
+        part = scene.all[:rows]
+        scene.expect_rows(f"T1: {rows} rows", part, scene.run_rows(part), part)
+    for row in scene.all[:: max(1, len(scene.all) // 3)]:
+        alone = np.array([row])
+        scene.expect_rows(f"T1: row {row} alone", alone, scene.run_rows(alone), np.array([0]))
+
+
+def row_position(scene: Scene) -> None:
+    shuffled = scene.case.rng("T2").permutation(scene.all)
+    for index in (scene.all[::-1], shuffled, np.roll(scene.all, 7)):
+        scene.expect_rows("T2: rows permuted", index, scene.run_rows(index), scene.all)
+
+
+def neighbour_content(scene: Scene) -> None:
+    even = scene.all % 2 == 0
+    index = np.where(even, scene.all, (scene.all * 7 + 3) % len(scene.all))
+    kept = scene.all[even]
+    scene.expect_rows("T3: other neighbours", kept, scene.run_rows(index), kept)
+    for attempt in range(2):
+        rng = scene.case.rng(f"T3/{attempt}")
+        scrambled = scene.session.spec.scrambled(scene.inputs, rng)
+        g = _with_nan(scene.upstream, ~scene.active)
+        same(scene.values, scene.run(scrambled, g), "T3: other content in inactive rows")
+
+
+def padding(scene: Scene) -> None:
+    rows = len(scene.all)
+    for before, after in ((0, 5), (3, 0), (2, 131)):
+        padded = scene.session.spec.with_inactive_rows(scene.inputs, before, after)
+        index = np.arange(-before, rows + after).clip(0, rows - 1)
+        got = scene.run(padded, take_rows(scene.upstream, 1, index))
+        label = f"T4: {before} inactive rows before, {after} after"
+        scene.expect_rows(label, scene.all, got, scene.all + before)
+        same(scene.sums(scene.values), scene.sums(got), label)
+
+
+def micro_batches(scene: Scene) -> None:
+    rows = len(scene.all)
+    for parts in (2, 3, rows // 8):
+        for part in np.array_split(scene.all, max(parts, 1)):
+            if part.size:
+                got = scene.run_rows(part)
+                scene.expect_rows(f"T5: {parts} parts", part, got, np.arange(len(part)))
+
+
+def active_alone(scene: Scene) -> None:
+    index = np.flatnonzero(scene.active)
+    got = scene.run_rows(index)
+    scene.expect_rows("T6: active rows alone", index, got, np.arange(len(index)))
+    same(scene.sums(scene.values), scene.sums(got), "T6: active rows alone")
+
+
+def paths(scene: Scene) -> None:
+    spec, session = scene.session.spec, scene.session
+    index = np.flatnonzero(scene.active)
+    g = take_rows(scene.upstream, 1, index)
+    got = scene.run(spec.without_skipping(scene.inputs), g)
+    scene.expect_rows("T8: nothing skipped", index, got, np.arange(len(index)))
+    same(scene.sums(scene.values), scene.sums(got), "T8: nothing skipped")
+    if not session.candidate.differentiates:
+        return
+    for needs in subsets(spec.needs(scene.inputs)):
+        outcome = session.gradient(scene.inputs, scene.upstream, needs)
+        label = f"T8: gradients of {', '.join(needs)} alone"
+        same({n: scene.values[n] for n in needs}, outcome.gradients, label)
+        outputs = {n: scene.values[n] for n in spec.outputs}
+        same(outputs, outcome.outputs, f"{label}: forward in grad mode")
+
+
+def layouts(scene: Scene) -> None:
+    for layout in ("strided", "shifted", "transposed"):
+        moved = {
+            name: lay_out(np.ascontiguousarray(value.raw()), value.dtype, layout)
+            for name, value in scene.inputs.values.items()
+            if isinstance(value, Stored) and value.shape
+        }
+        raw = np.ascontiguousarray(scene.upstream.raw())
+        g = lay_out(raw, scene.upstream.dtype, layout)
+        same(scene.values, scene.run(scene.inputs.but(**moved), g), f"layout: {layout}")
+
+
+def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Every proper subset that is not empty."""
+    for bits in range(1, 2 ** len(names) - 1):
+        yield tuple(name for i, name in enumerate(names) if bits >> i & 1)
+
+
+def check(name: str) -> Callable[[Session, Case], Measured]:
+    """The check that runs one transform by name."""
+    if name == "T7":
+        return determinism
+    function = TRANSFORMS[name]
+
+    def run(session: Session, case: Case) -> Measured:
+        function(Scene(session, case))
+        return {}
+
+    return run
+
+
+TRANSFORMS: Mapping[str, Callable[[Scene], None]] = {
+    "T1": batch_population,
+    "T2": row_position,
+    "T3": neighbour_content,
+    "T4": padding,
+    "T5": micro_batches,
+    "T6": active_alone,
+    "T8": paths,
+    "layout": layouts,
+}
+
+
+def _with_nan(upstream: Stored, where: np.ndarray) -> Stored:
+    fresh = upstream.clone()
+    fresh.raw()[where] = np.nan
+    return fresh
