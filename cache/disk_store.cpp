@@ -4,7 +4,6 @@
 
 #include "cache/entry_file.hpp"
 #include "cache/entry_name.hpp"
-#include "cache/folder.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
 
@@ -17,12 +16,14 @@
 namespace rlk::cache {
 namespace {
 
-constexpr std::int64_t kTouchAfterS = 3600;
+constexpr std::int64_t k_touch_after_s = 3600;
 
 std::string without_trailing_slash(std::string folder) {
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   return folder;
 }
+
+bool is_absent(int error) { return error == ENOENT || error == ENOTDIR; }
 
 // Waiting does not cure these, so that each later put would fail the same way.
 bool is_lasting(int error) {
@@ -65,7 +66,14 @@ std::optional<Entry> DiskStore::get(const Key& key, std::string_view compiler) n
 
 std::optional<Entry> DiskStore::get_from(const Layer& layer, const Key& key,
                                          std::string_view compiler) {
-  if (layer.read_write && !is_usable(layer.folder)) return std::nullopt;
+  if (layer.read_write) {
+    const FolderTrust trust = check_folder(files_, layer.folder, sharing_);
+    if (trust.error != 0 && !is_absent(trust.error)) {
+      const std::string problem = fmt::format("stat: {}", error_text(trust.error));
+      warn_once(problem, fmt::format("{}: folder not read: {}", layer.folder, problem));
+    }
+    if (trust.error != 0 || is_refused(layer.folder, trust)) return std::nullopt;
+  }
   const std::string digest = key.digest();
   const std::string exact = compiler.empty() ? "" : entry_file_name(digest, compiler);
   if (!exact.empty()) {
@@ -83,7 +91,7 @@ std::optional<Entry> DiskStore::get_file(const Layer& layer, const std::string& 
                                          const Key& key) {
   const std::string path = layer.folder + '/' + name;
   ReadRules rules{layer.read_write, sharing_, {}};
-  if (layer.read_write) rules.touch_after_s = kTouchAfterS;
+  if (layer.read_write) rules.touch_after_s = k_touch_after_s;
   EntryRead read = read_entry(files_, path, rules);
   if (read.status == ReadStatus::ok && read.entry.key != key.bytes) {
     read.status = ReadStatus::damaged;
@@ -110,7 +118,7 @@ std::optional<Entry> DiskStore::get_file(const Layer& layer, const std::string& 
 // The layer's files for a digest, whatever the compiler, newest first.
 std::vector<std::string> DiskStore::names_of(const Layer& layer, const std::string& digest) {
   const auto listed = files_.list(layer.folder);
-  if (!listed && listed.error != ENOENT && listed.error != ENOTDIR) {
+  if (!listed && !is_absent(listed.error)) {
     const std::string problem = fmt::format("list: {}", error_text(listed.error));
     warn_once(problem, fmt::format("{}: layer not read: {}", layer.folder, problem));
   }
@@ -143,8 +151,9 @@ void DiskStore::put_into(const std::string& folder, const Entry& entry, std::str
   for (int i = 0; i < 2; ++i) {
     error = make_folder(files_, folder, sharing_);
     if (error != 0) break;
-    if (!is_usable(folder)) return;
-    error = publish(files_, folder, name, bytes, sharing_);
+    const FolderTrust trust = check_folder(files_, folder, sharing_);
+    if (is_refused(folder, trust)) return;
+    error = trust.error != 0 ? trust.error : publish(files_, folder, name, bytes, sharing_);
     if (error != ENOENT) break;
   }
   if (is_lasting(error)) {
@@ -161,16 +170,10 @@ void DiskStore::give_up(const std::string& folder, int error) {
              error_text(error));
 }
 
-// Whether the read-write folder may be read from and written to; an absent one may not, silently.
-bool DiskStore::is_usable(const std::string& folder) {
-  const FolderTrust trust = check_folder(files_, folder, sharing_);
-  if (!trust.problem.empty()) {
-    warn_once(folder, "folder refused: " + trust.problem);
-  } else if (trust.error != 0 && trust.error != ENOENT && trust.error != ENOTDIR) {
-    const std::string problem = fmt::format("stat: {}", error_text(trust.error));
-    warn_once(problem, fmt::format("{}: folder not used: {}", folder, problem));
-  }
-  return trust.problem.empty() && trust.error == 0;
+bool DiskStore::is_refused(const std::string& folder, const FolderTrust& trust) {
+  if (trust.problem.empty()) return false;
+  warn_once(folder, "folder refused: " + trust.problem);
+  return true;
 }
 
 std::vector<ListedEntry> DiskStore::list() noexcept {

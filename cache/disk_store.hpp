@@ -17,6 +17,7 @@
 
 #include "cache/entry.hpp"
 #include "cache/file_system.hpp"
+#include "cache/folder.hpp"
 #include "cache/key.hpp"
 #include "cache/trust.hpp"
 
@@ -32,9 +33,9 @@
 namespace rlk::cache {
 
 struct StoreOptions {
-  std::optional<std::string> read_write;  // absolute folder, made at the first put
-  std::vector<std::string> read_only;     // absolute folders in order, the built-in layer last
-  Sharing sharing = Sharing::owner;       // who else may write the read-write folder
+  std::optional<std::string> read_write = {};  // absolute folder, made at the first put
+  std::vector<std::string> read_only = {};     // absolute folders in order, the built-in layer last
+  Sharing sharing = Sharing::owner;            // who else may write the read-write folder
 };
 
 struct Layer {
@@ -89,7 +90,7 @@ class DiskStore {
   std::vector<std::string> names_of(const Layer& layer, const std::string& digest);
   void put_into(const std::string& folder, const Entry& entry, std::string_view compiler);
   void list_layer(const Layer& layer, std::vector<ListedEntry>& listed);
-  bool is_usable(const std::string& folder);
+  bool is_refused(const std::string& folder, const FolderTrust& trust);
   void give_up(const std::string& folder, int error);
   void warn_once(const std::string& id, const std::string& message);
 

@@ -10,8 +10,8 @@
 namespace rlk::cache {
 namespace {
 
-constexpr std::string_view kMagic{"\x89RLK\r\n\x1a\n", 8};
-constexpr std::size_t kChecksumBytes = sizeof(XXH128_canonical_t);
+constexpr std::string_view k_magic{"\x89RLK\r\n\x1a\n", 8};
+constexpr std::size_t k_checksum_bytes = sizeof(XXH128_canonical_t);
 
 // Empty if the sizes are within the format's bounds, so that their sum cannot overflow.
 std::string oversize_problem(const EntrySizes& sizes) {
@@ -28,7 +28,7 @@ std::string oversize_problem(const EntrySizes& sizes) {
 }  // namespace
 
 std::uint64_t EntrySizes::file_bytes() const {
-  return entry_head_bytes + key_bytes + metadata_bytes + payload_bytes + kChecksumBytes;
+  return entry_head_bytes + key_bytes + metadata_bytes + payload_bytes + k_checksum_bytes;
 }
 
 std::string encode_entry(const Entry& entry) {
@@ -38,7 +38,7 @@ std::string encode_entry(const Entry& entry) {
   }
   std::string bytes;
   bytes.reserve(sizes.file_bytes());
-  bytes.append(kMagic);
+  bytes.append(k_magic);
   append_little_endian(bytes, format_version);
   append_little_endian(bytes, static_cast<std::uint32_t>(sizes.key_bytes));
   append_little_endian(bytes, sizes.metadata_bytes);
@@ -56,7 +56,7 @@ Decoded<EntrySizes> decode_sizes(std::span<const std::byte> head, std::uint64_t 
     return {{}, fmt::format("expected at least {} bytes, got {}", entry_head_bytes, head.size())};
   }
   const std::string_view text = as_text(head);
-  if (!text.starts_with(kMagic)) return {{}, "not an rlk cache entry (wrong magic)"};
+  if (!text.starts_with(k_magic)) return {{}, "not an rlk cache entry (wrong magic)"};
   const auto version = load_little_endian<std::uint32_t>(text.data() + 8);
   if (version != format_version) {
     return {{}, fmt::format("expected format version {}, got {}", format_version, version)};
@@ -76,9 +76,9 @@ Decoded<EntrySizes> decode_sizes(std::span<const std::byte> head, std::uint64_t 
 Decoded<Entry> decode_entry(std::span<const std::byte> bytes) {
   Decoded<EntrySizes> sizes = decode_sizes(bytes, bytes.size());
   if (!sizes.value) return {{}, std::move(sizes.problem)};
-  const std::size_t num_summed = bytes.size() - kChecksumBytes;
+  const std::size_t num_summed = bytes.size() - k_checksum_bytes;
   const XXH128_canonical_t sum = checksum(bytes.data(), num_summed);
-  if (std::memcmp(sum.digest, bytes.data() + num_summed, kChecksumBytes) != 0) {
+  if (std::memcmp(sum.digest, bytes.data() + num_summed, k_checksum_bytes) != 0) {
     return {{}, "wrong checksum"};
   }
   const std::span<const std::byte> key = bytes.subspan(entry_head_bytes, sizes.value->key_bytes);

@@ -13,7 +13,7 @@
 namespace rlk::cache {
 namespace {
 
-constexpr int kMostTries = 4;  // after ESTALE: the file was replaced on another node
+constexpr int k_most_tries = 4;  // after ESTALE: the file was replaced on another node
 
 void fail(ReadResult& result, std::string_view what, int error) {
   result.status = ReadStatus::io_error;
@@ -190,7 +190,7 @@ int publish_once(FileSystem& files, const std::string& folder, const std::string
 
 EntryRead read_entry(FileSystem& files, const std::string& path, const ReadRules& rules) {
   EntryRead result = read_entry_once(files, path, rules);
-  for (int i = 1; i < kMostTries && result.error == ESTALE; ++i) {
+  for (int i = 1; i < k_most_tries && result.error == ESTALE; ++i) {
     result = read_entry_once(files, path, rules);
   }
   return result;
@@ -198,7 +198,7 @@ EntryRead read_entry(FileSystem& files, const std::string& path, const ReadRules
 
 HeaderRead read_header(FileSystem& files, const std::string& path, const ReadRules& rules) {
   HeaderRead result = read_header_once(files, path, rules);
-  for (int i = 1; i < kMostTries && result.error == ESTALE; ++i) {
+  for (int i = 1; i < k_most_tries && result.error == ESTALE; ++i) {
     result = read_header_once(files, path, rules);
   }
   return result;
@@ -208,7 +208,7 @@ int publish(FileSystem& files, const std::string& folder, const std::string& nam
             std::string_view bytes, Sharing sharing) {
   int error = publish_once(files, folder, name, bytes, sharing);
   // EEXIST: the temp name was taken.
-  for (int i = 1; i < kMostTries && (error == ESTALE || error == EEXIST); ++i) {
+  for (int i = 1; i < k_most_tries && (error == ESTALE || error == EEXIST); ++i) {
     error = publish_once(files, folder, name, bytes, sharing);
   }
   return error;

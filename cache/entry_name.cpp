@@ -13,11 +13,11 @@
 namespace rlk::cache {
 namespace {
 
-constexpr std::string_view kSuffix = ".rlk";
-constexpr std::size_t kDigestDigits = 32;
+constexpr std::string_view k_suffix = ".rlk";
+constexpr std::size_t k_digest_digits = 32;
 // With digest, suffix and what a temp name adds this stays under the 255 bytes that file systems
 // take (143 under eCryptfs).
-constexpr std::size_t kMostCompilerBytes = 64;
+constexpr std::size_t k_most_compiler_bytes = 64;
 
 bool is_plain(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
@@ -37,20 +37,20 @@ std::string entry_file_name(std::string_view digest, std::string_view compiler) 
       safe += fmt::format("%{:02X}", static_cast<unsigned char>(c));
     }
   }
-  if (safe.size() > kMostCompilerBytes) safe = Key{std::string(compiler)}.digest();
-  return fmt::format("{}.{}{}", digest, safe, kSuffix);
+  if (safe.size() > k_most_compiler_bytes) safe = Key{std::string(compiler)}.digest();
+  return fmt::format("{}.{}{}", digest, safe, k_suffix);
 }
 
 std::optional<EntryFileName> parse_entry_file_name(std::string_view name) {
   // At least one byte of compiler between the digest's dot and the suffix.
-  if (name.size() < kDigestDigits + 2 + kSuffix.size() || !name.ends_with(kSuffix) ||
-      name[kDigestDigits] != '.' ||
-      !std::ranges::all_of(name.substr(0, kDigestDigits), is_hex_digit)) {
+  if (name.size() < k_digest_digits + 2 + k_suffix.size() || !name.ends_with(k_suffix) ||
+      name[k_digest_digits] != '.' ||
+      !std::ranges::all_of(name.substr(0, k_digest_digits), is_hex_digit)) {
     return std::nullopt;
   }
-  EntryFileName parsed{std::string(name.substr(0, kDigestDigits)), {}};
-  name.remove_prefix(kDigestDigits + 1);
-  name.remove_suffix(kSuffix.size());
+  EntryFileName parsed{std::string(name.substr(0, k_digest_digits)), {}};
+  name.remove_prefix(k_digest_digits + 1);
+  name.remove_suffix(k_suffix.size());
   for (std::size_t i = 0; i < name.size(); ++i) {
     unsigned char byte = 0;
     const char* hex = name.data() + i + 1;
@@ -68,7 +68,7 @@ std::optional<EntryFileName> parse_entry_file_name(std::string_view name) {
 std::string temp_file_name(std::string_view entry_name) {
   // Not the pid: on a network file system another node may have the same.
   std::random_device random;
-  return fmt::format(".{}.{:08x}{:08x}.tmp", entry_name.substr(0, kDigestDigits), random(),
+  return fmt::format(".{}.{:08x}{:08x}.tmp", entry_name.substr(0, k_digest_digits), random(),
                      random());
 }
 

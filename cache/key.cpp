@@ -27,11 +27,11 @@ std::optional<std::string_view> take_sized(std::string_view& rest) {
 
 std::string Key::digest() const {
   const XXH128_canonical_t hash = checksum(bytes.data(), bytes.size());
-  constexpr std::string_view kDigits = "0123456789abcdef";
+  constexpr std::string_view k_digits = "0123456789abcdef";
   std::string hex;
   for (const unsigned char byte : hash.digest) {
-    hex.push_back(kDigits[byte >> 4]);
-    hex.push_back(kDigits[byte & 15]);
+    hex.push_back(k_digits[byte >> 4]);
+    hex.push_back(k_digits[byte & 15]);
   }
   return hex;
 }
