@@ -62,7 +62,7 @@ def show_first_calls(model: Any, context: Any, target: Any) -> None:
     info = rlk.jit.cache_info()
     print(f"  first call  {seconds(cold):>9}   (kernels compiled: {info.compiles})")
     print(f"  warm call   {seconds(warm):>9}   for {len(target)} words")
-    print(f"  {rlk.jit.explain(hidden, model.weight, target)}".replace("\n", "\n  "))
+    print(f"  {rlk.jit.explain(hidden, model.weight, target, model.bias)}".replace("\n", "\n  "))
     expect(info.compiles == 1, f"one compiled kernel, got {info}")
 
 
