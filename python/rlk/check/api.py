@@ -37,7 +37,7 @@ from .spec import OpSpec
 from .specs import SPECS
 
 DTYPES = {**{short: dtype for dtype, short in SHORT.items()}, **{d: d for d in SHORT}}
-INPUT_MODES = ("random", "constant", "adversarial")
+INPUT_MODES = ("random", "constant", "adversarial", "benchmark")
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,14 @@ class Candidate:
         return Outcome(self._outputs(spec, result), {}, call.changed())
 
     def gradient(
-        self, spec: OpSpec, inputs: Inputs, upstream: Stored, needs: tuple[str, ...]
+        self,
+        spec: OpSpec,
+        inputs: Inputs,
+        upstream: Stored,
+        needs: tuple[str, ...],
+        inspect_forward: Callable[[Outcome], None],
     ) -> Outcome:
-        """Forward and backward for the inputs `needs`. Raises Failure and nothing else."""
+        """Forward, `inspect_forward`, backward for the inputs `needs`. Raises Failure alone."""
         call = _Call(self.framework, {**spec.arguments(inputs), "grad_output": upstream})
         arguments = dict(call.arguments)
         grad_output = arguments.pop("grad_output")
@@ -89,35 +94,42 @@ class Candidate:
         if self.backward is not None:
             backward = self.backward
             outcome = self.forward(spec, inputs)
+            inspect_forward(outcome)
             result = self._guarded(
                 "no_gradient", lambda: backward(grad_output, **arguments, needs=needs)
             )
             outputs = outcome.outputs
         elif isinstance(self.framework, TorchFramework):
-            outputs, result = self._autograd(spec, arguments, needs, grad_output)
+            result, outputs = self._with_grad(spec, arguments, needs)
+            inspect_forward(Outcome(outputs, {}, call.changed()))
+            leaves = [arguments[name] for name in needs]
+            result = self._differentiated(result, leaves, grad_output)
         else:
             raise Failure("no_gradient", "expected a `backward` or torch tensors, got neither")
         self._errors()
         return Outcome(outputs, self._gradients(needs, result), call.changed())
 
-    def _autograd(
-        self, spec: OpSpec, arguments: dict[str, Any], needs: tuple[str, ...], grad_output: Any
-    ) -> tuple[Mapping[str, Stored], Any]:
+    def _with_grad(
+        self, spec: OpSpec, arguments: dict[str, Any], needs: tuple[str, ...]
+    ) -> tuple[Any, dict[str, Stored]]:
+        """A call in grad mode: what it returned, and its outputs. `needs` become leaves."""
         import torch
 
-        leaves = [arguments[name].detach().requires_grad_() for name in needs]
-        arguments |= dict(zip(needs, leaves, strict=True))
+        arguments |= {name: arguments[name].detach().requires_grad_() for name in needs}
         with torch.enable_grad():
             result = self._guarded("raised", lambda: self._call(arguments))
-            outputs = self._outputs(spec, result)
-            first = result[0] if isinstance(result, (tuple, list)) else result
-            if not first.requires_grad:
-                raise Failure("no_gradient", "the output does not require grad")
-            gradients = self._guarded(
-                "no_gradient",
-                lambda: torch.autograd.grad(first, leaves, grad_output, allow_unused=True),
-            )
-        return outputs, gradients
+        return result, self._outputs(spec, result)
+
+    def _differentiated(self, result: Any, leaves: list[Any], grad_output: Any) -> Any:
+        import torch
+
+        first = result[0] if isinstance(result, (tuple, list)) else result
+        if not first.requires_grad:
+            raise Failure("no_gradient", "the output does not require grad")
+        return self._guarded(
+            "no_gradient",
+            lambda: torch.autograd.grad(first, leaves, grad_output, allow_unused=True),
+        )
 
     def _call(self, arguments: dict[str, Any]) -> Any:
         return self.adapter.call(self.function, arguments)

@@ -23,7 +23,7 @@ from .spec import Expected, OpSpec
 from .stored import Stored
 
 
-@dataclass(frozen=True)
+@dataclass
 class Session:
     """Who is checked against what."""
 
@@ -31,6 +31,14 @@ class Session:
     candidate: Candidate
     contract: Contract
     arch: str | None
+    _last: tuple[Case, Inputs, Expected] | None = None
+
+    def prepared(self, case: Case) -> tuple[Inputs, Expected]:
+        """Inputs of a case and the exact outputs; the last case is kept for its next check."""
+        if self._last is None or self._last[0] != case:
+            inputs = self.spec.build(case)
+            self._last = (case, inputs, self.expected(case, inputs))
+        return self._last[1:]
 
     def expected(self, case: Case, inputs: Inputs) -> Expected:
         return self.spec.expected(case, inputs, self.contract, self.arch)
@@ -49,12 +57,24 @@ class Session:
         return outcome
 
     def gradient(
-        self, inputs: Inputs, upstream: Stored, needs: tuple[str, ...] | None = None
+        self,
+        inputs: Inputs,
+        upstream: Stored,
+        needs: tuple[str, ...] | None = None,
+        expected: Expected | None = None,
     ) -> Outcome:
-        """One forward and backward call, of the right form; `needs` are all that there are."""
+        """One forward and backward call, of the right form; the outputs are checked, against
+        `expected` too where given, before the backward runs. `needs` are all that there are."""
         needs = self.spec.needs(inputs) if needs is None else needs
-        outcome = self.candidate.gradient(self.spec, inputs, upstream, needs)
-        self._expect_outputs(outcome, inputs)
+
+        def inspect_forward(outcome: Outcome) -> None:
+            self._expect_outputs(outcome, inputs)
+            if expected is not None:
+                _compare_outputs(self, inputs, outcome, expected)
+
+        outcome = self.candidate.gradient(self.spec, inputs, upstream, needs, inspect_forward)
+        if outcome.changed:
+            raise Failure("input_changed", f"{', '.join(outcome.changed)} written by the call")
         for name in needs:
             given = inputs[name]
             expect_form(name, outcome.gradients[name], given.shape, given.dtype, "grad_")
@@ -82,24 +102,16 @@ Measured = dict[str, Any]
 
 def forward(session: Session, case: Case) -> Measured:
     """Outputs within their bounds."""
-    inputs = session.spec.build(case)
-    outcome = session.forward(inputs)
-    return _compare_outputs(session, inputs, outcome, session.expected(case, inputs))
+    inputs, expected = session.prepared(case)
+    return _compare_outputs(session, inputs, session.forward(inputs), expected)
 
 
 def gradient(session: Session, case: Case) -> Measured:
     """Outputs first, then every gradient, within its bounds, for a random upstream gradient."""
-    inputs = session.spec.build(case)
+    inputs, expected = session.prepared(case)
     upstream = session.spec.upstream(case, inputs)
-    return compare_gradients(session, case, inputs, upstream)
-
-
-def compare_gradients(session: Session, case: Case, inputs: Inputs, upstream: Stored) -> Measured:
-    """One call's outputs, then its gradients, against the oracle."""
-    expected = session.expected(case, inputs)
     exact = session.expected_gradients(case, inputs, upstream, expected)
-    outcome = session.gradient(inputs, upstream)
-    _compare_outputs(session, inputs, outcome, expected)
+    outcome = session.gradient(inputs, upstream, expected=expected)
     worst: Measured = {}
     for name, bounded in exact.items():
         worst = _worse(

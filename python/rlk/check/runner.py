@@ -119,7 +119,7 @@ def run_job(session: Session, job: Job) -> Result:
     candidate, case = session.candidate, job.case
     head: dict[str, Any] = {"case": case, "candidate": candidate.name, "variant": candidate.variant}
     head["check"] = job.name
-    inputs = session.spec.build(case)
+    inputs, _ = session.prepared(case)
     refused = candidate.refuses(session.spec, inputs)
     if refused is not None:
         return Result(

@@ -50,11 +50,7 @@ def build(case: Case, row_inputs: tuple[str, ...]) -> Inputs:
     stored: dict[str, Any] = {"ignore_index": case.options.get("ignore_index", -100)}
     for name, value in values.items():
         if isinstance(value, np.ndarray):
-            layout = _layout(case, name)
-            if not (name == "hidden" and garbage and layout == "expanded"):
-                value = of(value, _dtype(case, name), layout)
-            else:  # rows that share memory cannot hold garbage in some and values in others
-                value = of(value, _dtype(case, name))
+            value = of(value, _dtype(case, name), _layout(case, name))
         stored[name] = value
     names = tuple(n for n in row_inputs if isinstance(stored[n], Stored))
     inputs = Inputs(stored, case.lead, names)
@@ -154,11 +150,13 @@ def _floats(case: Case) -> dict[str, Any]:
         bias = np.full_like(bias, -np.inf)
     elif bias is not None and case.kind.startswith("neg_inf"):
         bias[rng.random(vocab) < 0.3] = -np.inf
-        bias[: min(400, vocab // 2)] = -np.inf
-        bias[-1] = 0.0
+        # Whole tiles, the first one too, unless ids are too narrow to reach beyond them.
+        start = 1 if np.iinfo(case.options.get("target", "int64")).max < vocab else 0
+        bias[start : start + min(400, vocab // 2)] = -np.inf
+        bias[[start - 1, -1]] = 0.0
     if case.layout == "expanded" and bias is not None and _layout(case, "bias") == "expanded":
         bias[:] = bias[0]
-    if case.layout == "expanded" and case.lead and case.kind not in ("nan_row", "garbage"):
+    if case.layout == "expanded" and _layout(case, "hidden") == "expanded":
         hidden[:] = hidden[:1]
     return {"hidden": hidden, "weight": weight, "bias": bias}
 
@@ -211,6 +209,7 @@ def _layout(case: Case, name: str) -> str:
         return case.layout
     if name == "bias":
         return "contiguous" if case.kind.startswith("neg_inf") else "expanded"
-    if name == "hidden" and case.kind in ("nan_row", "garbage"):
+    if name == "hidden" and (len(case.lead) < 2 or case.kind in ("nan_row", "garbage")):
+        # Rows all alike make every rounding of dW's sum the same: the bound is for random ones.
         return "contiguous"
     return "expanded" if name in ("hidden", "temperature") else "contiguous"

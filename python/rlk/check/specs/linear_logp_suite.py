@@ -26,7 +26,7 @@ SHAPES: tuple[tuple[tuple[int, ...], int, int], ...] = (
     ((3, 5), 1000, 129),
     ((33,), 4099, 64),
     ((0,), 64, 32),
-    ((1, 64), 32003, 128),
+    ((1, 24), 32003, 32),
 )
 SPECIALIZED_SHAPES = (((2, 8), 257, 96), ((1, 1), 1, 1), ((1, 5), 193, 17), ((33,), 4099, 64))
 
@@ -37,7 +37,7 @@ def suite(dtype: str, specialized: bool, seed: int) -> list[Case]:
     base = _case(dtype, lead, vocab, depth, seed=seed)
     found = [base.but(kind=kind) for kind in KINDS]
     found.append(_case(dtype, (2, 8), 1153, 64, kind="neg_inf", seed=seed))
-    found.append(_case(dtype, (4, 16), 4096, 256, kind="benchmark", seed=seed))
+    found.append(_case(dtype, (4, 4), 4096, 256, kind="benchmark", seed=seed))
     found += [base.but(layout=layout) for layout in LAYOUTS[1:]]
     found += [base.but(kind="garbage", layout=layout) for layout in ("strided", "transposed")]
     found += [base.but(options=options) for options in OPTION_SETS[1:]]
@@ -45,7 +45,8 @@ def suite(dtype: str, specialized: bool, seed: int) -> list[Case]:
     found.append(base.but(kind="garbage", options=garbage))
     for lead, vocab, depth in (SPECIALIZED_SHAPES if specialized else SHAPES)[1:]:
         found.append(_case(dtype, lead, vocab, depth, seed=seed + 1))
-        found.append(_case(dtype, lead, vocab, depth, seed=seed, options={"bias": "none"}))
+        if vocab < 10000:
+            found.append(_case(dtype, lead, vocab, depth, seed=seed, options={"bias": "none"}))
     return found
 
 

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A correct fp32 linear_logp in NumPy, and the same with one defect planted in each.
+
+A row's product runs by itself (one gemv a row), so that its bits do not depend on the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Array = Any
+TILE = 64
+
+
+class Reference:
+    """linear_logp as the checker's candidate: callable, with `backward`. Defects override one
+    step each."""
+
+    framework = "numpy"
+
+    def __call__(
+        self,
+        hidden: Array,
+        weight: Array,
+        target: Array,
+        bias: Array = None,
+        temperature: Any = 1.0,
+        mask: Array = None,
+        ignore_index: int | None = -100,
+    ) -> Array:
+        rows = Rows(self, hidden, weight, target, bias, temperature, mask, ignore_index)
+        out = np.zeros(len(rows.active), np.float32)
+        for row, place in enumerate(rows.places):
+            z = rows.logits(row)
+            biggest, log_sum = self.max_and_log_sum(z, len(rows.places))
+            out[place] = (z[rows.target[row]] - biggest) - log_sum
+        return self.finish(out, rows).reshape(target.shape)
+
+    def backward(
+        self,
+        grad_output: Array,
+        hidden: Array,
+        weight: Array,
+        target: Array,
+        bias: Array = None,
+        temperature: Any = 1.0,
+        mask: Array = None,
+        ignore_index: int | None = -100,
+        needs: tuple[str, ...] = ("hidden", "weight", "bias"),
+    ) -> tuple[Array, ...]:
+        rows = Rows(self, hidden, weight, target, bias, temperature, mask, ignore_index)
+        g = self.upstream(np.ascontiguousarray(grad_output).reshape(-1))
+        dz = np.zeros((len(rows.places), len(rows.weight)), np.float32)
+        for row, place in enumerate(rows.places):
+            z = rows.logits(row)
+            biggest, log_sum = self.max_and_log_sum(z, len(rows.places))
+            dz[row] = -np.exp((z - biggest) - log_sum)
+            if z[rows.target[row]] != -np.inf:
+                dz[row, rows.target[row]] += np.float32(1)
+            dz[row] *= g[place] * self.backward_scale(rows, row)
+        dhidden = np.zeros((len(rows.active), rows.weight.shape[1]), np.float32)
+        for row, place in enumerate(rows.places):
+            dhidden[self.gradient_row(place, len(rows.active))] = dz[row] @ rows.weight
+        found = {
+            "hidden": dhidden.reshape(hidden.shape).astype(hidden.dtype),
+            "weight": self.weight_gradient(dz, rows).astype(weight.dtype),
+            "bias": None if bias is None else dz.sum(axis=0, dtype=np.float32).astype(bias.dtype),
+        }
+        return tuple(found[name] for name in needs)
+
+    # The steps that a defect replaces.
+
+    def read_target(self, target: Array) -> Array:
+        return target.astype(np.int64)
+
+    def upstream(self, g: Array) -> Array:
+        return g
+
+    def round_logits(self, z: Array) -> Array:
+        return z
+
+    def add_bias(self, z: Array, bias: Array) -> Array:
+        return z + bias
+
+    def scale(self, z: Array, inverse: np.float32) -> Array:
+        return z * inverse
+
+    def backward_scale(self, rows: Rows, row: int) -> np.float32:
+        return rows.inverse[row]
+
+    def max_and_log_sum(self, z: Array, num_rows: int) -> tuple[np.float32, np.float32]:
+        biggest = z.max()
+        return biggest, np.log(np.exp(z - biggest).sum(dtype=np.float32))
+
+    def finish(self, out: Array, rows: Rows) -> Array:
+        return out
+
+    def gradient_row(self, place: int, num_rows: int) -> int:
+        return place
+
+    def weight_gradient(self, dz: Array, rows: Rows) -> Array:
+        return dz.T @ rows.hidden
+
+
+class Rows:
+    """The active rows of one call, in fp32, with what the call computes from them."""
+
+    def __init__(
+        self,
+        op: Reference,
+        hidden: Array,
+        weight: Array,
+        target: Array,
+        bias: Array,
+        temperature: Any,
+        mask: Array,
+        ignore_index: int | None,
+    ) -> None:
+        self.op = op
+        self.given_hidden = hidden
+        flat = np.ascontiguousarray(op.read_target(target)).reshape(-1)
+        self.active = np.ones(len(flat), bool)
+        if mask is not None:
+            self.active &= np.ascontiguousarray(mask).reshape(-1) != 0
+        if ignore_index is not None:
+            self.active &= flat != ignore_index
+        self.places = np.flatnonzero(self.active)
+        self.all_hidden = single(hidden).reshape(len(flat), hidden.shape[-1])
+        self.hidden = self.all_hidden[self.places]
+        self.weight = single(weight)
+        self.bias = None if bias is None else single(bias)
+        self.target = flat[self.places]
+        wrong = self.target[(self.target < 0) | (self.target >= len(self.weight))]
+        if wrong.size:
+            raise ValueError(f"linear_logp: target: expected 0 to V - 1, got {wrong[0]}")
+        heat = np.broadcast_to(np.asarray(temperature, np.float32), target.shape).reshape(-1)
+        self.inverse = np.float32(1) / heat[self.places]
+
+    def logits(self, row: int) -> Array:
+        z = self.op.round_logits(self.weight @ np.ascontiguousarray(self.hidden[row]))
+        if self.bias is not None:
+            z = self.op.add_bias(z, self.bias)
+        return self.op.scale(z, self.inverse[row])
+
+
+def single(values: Array) -> Array:
+    return np.array(values, np.float32, order="C")
+
+
+class LogitsInBf16(Reference):
+    def round_logits(self, z: Array) -> Array:
+        return z.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+class LogitsInFp16(Reference):
+    def round_logits(self, z: Array) -> Array:
+        return z.astype(np.float16).astype(np.float32)
+
+
+class TileDroppedAtOddV(Reference):
+    def max_and_log_sum(self, z: Array, num_rows: int) -> tuple[np.float32, np.float32]:
+        odd = len(z) % 2 == 1 and len(z) > TILE
+        return super().max_and_log_sum(z[: len(z) // TILE * TILE] if odd else z, num_rows)
+
+
+class MaxStartsAtZero(Reference):
+    def max_and_log_sum(self, z: Array, num_rows: int) -> tuple[np.float32, np.float32]:
+        biggest = np.maximum(z.max(), np.float32(0))
+        return biggest, np.log(np.exp(z - biggest).sum(dtype=np.float32))
+
+
+class TemperatureTwice(Reference):
+    def scale(self, z: Array, inverse: np.float32) -> Array:
+        return z * inverse * inverse
+
+
+class NoTemperatureInBackward(Reference):
+    def backward_scale(self, rows: Rows, row: int) -> np.float32:
+        return np.float32(1)
+
+
+class WeightGradientInBf16(Reference):
+    def weight_gradient(self, dz: Array, rows: Rows) -> Array:
+        total = np.zeros(rows.weight.shape, ml_dtypes.bfloat16)
+        for row in range(len(dz)):
+            total = (total + np.outer(dz[row], rows.hidden[row])).astype(ml_dtypes.bfloat16)
+        return total.astype(np.float32)
+
+
+class GradientOffByOneRow(Reference):
+    def gradient_row(self, place: int, num_rows: int) -> int:
+        return (place + 1) % num_rows
+
+
+class TargetNarrowedToInt32(Reference):
+    def read_target(self, target: Array) -> Array:
+        return target.astype(np.int64).astype(np.int32).astype(np.int64)
+
+
+class SplitDependsOnN(Reference):
+    def max_and_log_sum(self, z: Array, num_rows: int) -> tuple[np.float32, np.float32]:
+        biggest = z.max()
+        parts = np.array_split(np.exp(z - biggest), 1 if num_rows > 16 else 4)
+        total = np.float32(0)
+        for part in parts:
+            total = total + part.sum(dtype=np.float32)
+        return biggest, np.log(total)
+
+
+class TailUnwritten(Reference):
+    def __call__(self, *args: Array, out: Array, **kwargs: Array) -> Array:
+        computed = super().__call__(*args, **kwargs)
+        num_written = computed.size // 4 * 4  # whole vectors of four only
+        out.reshape(-1)[:num_written] = computed.reshape(-1)[:num_written]
+        return out
+
+
+class InputChanged(Reference):
+    def finish(self, out: Array, rows: Rows) -> Array:
+        if rows.given_hidden.size:
+            rows.given_hidden[...] = rows.given_hidden * 2  # as a scale applied in place
+        return out
+
+
+class AccumulatorReused(Reference):
+    def __init__(self) -> None:
+        self.total: dict[tuple[int, ...], Array] = {}
+
+    def weight_gradient(self, dz: Array, rows: Rows) -> Array:
+        before = self.total.get(rows.weight.shape, np.float32(0))
+        total = before + super().weight_gradient(dz, rows)
+        self.total[rows.weight.shape] = total
+        return total
+
+
+class BiasTwice(Reference):
+    def add_bias(self, z: Array, bias: Array) -> Array:
+        return z + bias + bias
+
+
+class MaskedRowLeaksIntoWeight(Reference):
+    def weight_gradient(self, dz: Array, rows: Rows) -> Array:
+        full = np.zeros((len(rows.active), dz.shape[1]), np.float32)
+        full[rows.places] = dz
+        with np.errstate(invalid="ignore"):
+            return full.T @ rows.all_hidden  # 0 * NaN
+
+
+class GradientOfSumOnly(Reference):
+    def upstream(self, g: Array) -> Array:
+        return np.full_like(g, g[0]) if g.size else g
+
+
+# Defect -> the failure kinds that may name it first; the suite must find one of them.
+BROKEN: dict[Callable[[], Reference], set[str]] = {
+    LogitsInBf16: {"accuracy"},
+    LogitsInFp16: {"accuracy"},
+    TileDroppedAtOddV: {"accuracy"},
+    MaxStartsAtZero: {"nonfinite"},
+    TemperatureTwice: {"accuracy"},
+    NoTemperatureInBackward: {"grad_accuracy"},
+    WeightGradientInBf16: {"grad_accuracy"},
+    GradientOffByOneRow: {"grad_accuracy"},
+    TargetNarrowedToInt32: {"bad_input_accepted"},
+    SplitDependsOnN: {"batch_variant"},
+    TailUnwritten: {"unwritten"},
+    InputChanged: {"input_changed"},
+    AccumulatorReused: {"nondeterministic"},
+    BiasTwice: {"accuracy"},
+    MaskedRowLeaksIntoWeight: {"grad_nonfinite"},
+    GradientOfSumOnly: {"grad_accuracy"},
+}

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Foreign kernels: what goes wrong in one is a result of that case, never an exception."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from broken import Reference
+
+import rlk.check
+from rlk.check import Misuse
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+GOOD = rlk.check.specs.linear_logp.torch_linear_logp
+
+
+def outcome(candidate: Any, **options: Any) -> dict[str, str | None]:
+    report = rlk.check.run(candidate=candidate, dtype="fp32", grad=True, **options)
+    return {result.check: result.failure for result in report.results}
+
+
+def test_a_plain_function_passes() -> None:
+    def kernel(**a: Any) -> Any:
+        return GOOD(**a)
+
+    assert outcome(kernel) == {"forward": None, "gradient": None}
+
+
+def test_forward_is_used_only_where_the_object_cannot_be_called() -> None:
+    class OnlyForward:
+        def forward(self, **a: Any) -> Any:
+            return GOOD(**a)
+
+    class Both(OnlyForward):
+        def __call__(self, **a: Any) -> Any:
+            return GOOD(**a) + 1
+
+    assert outcome(OnlyForward())["forward"] is None
+    assert outcome(Both())["forward"] == "inactive"
+
+
+def raises(**a: Any) -> Any:
+    raise RuntimeError("no such kernel")
+
+
+def in_bf16(**a: Any) -> Any:
+    return GOOD(**a).bfloat16()
+
+
+def two_outputs(**a: Any) -> Any:
+    return GOOD(**a), GOOD(**a)
+
+
+def flattened(**a: Any) -> Any:
+    return GOOD(**a).reshape(-1)
+
+
+def no_tensor(**a: Any) -> Any:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "failure"),
+    [
+        (raises, "raised"),
+        (in_bf16, "dtype"),
+        (two_outputs, "arity"),
+        (flattened, "shape"),
+        (no_tensor, "dtype"),
+    ],
+)
+def test_a_bad_forward_is_named(kernel: Any, failure: str) -> None:
+    assert outcome(kernel) == {"forward": failure, "gradient": failure}
+
+
+class Backward(torch.autograd.Function):
+    """Any backward behind a correct forward."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Any, *a: Any) -> Any:
+        ctx.result = result
+        return GOOD(**dict(zip(("hidden", "weight", "target", "bias"), a, strict=True)))
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return None, *ctx.result()
+
+
+def with_backward(result: Any) -> Any:
+    def kernel(hidden: Any, weight: Any, target: Any, bias: Any) -> Any:
+        return Backward.apply(result, hidden, weight, target, bias)
+
+    return kernel
+
+
+def throws() -> Any:
+    raise NotImplementedError("backward")
+
+
+@pytest.mark.parametrize("result", [lambda: (None,) * 4, throws, lambda: (None,) * 2])
+def test_a_missing_gradient_is_named(result: Any) -> None:
+    assert outcome(with_backward(result)) == {"forward": None, "gradient": "no_gradient"}
+
+
+def test_a_detached_output_is_named() -> None:
+    def kernel(**a: Any) -> Any:
+        return GOOD(**a).detach()
+
+    assert outcome(kernel) == {"forward": None, "gradient": "no_gradient"}
+
+
+def numpy_kernel(change: Any) -> Any:
+    class Kernel(Reference):
+        def backward(self, *a: Any, **k: Any) -> Any:
+            return change(super().backward(*a, **k))
+
+    return Kernel()
+
+
+@pytest.mark.parametrize(
+    ("change", "failure"),
+    [
+        (lambda g: g, None),
+        (lambda g: g[:2], "grad_arity"),
+        (lambda g: (g[0], None, g[2]), "no_gradient"),
+        (lambda g: (g[0], g[1].T, g[2]), "grad_shape"),
+        (lambda g: (g[0], g[1].astype(np.float64), g[2]), "grad_dtype"),
+        (lambda g: (g[0], "weight", g[2]), "grad_dtype"),
+    ],
+)
+def test_a_bad_backward_is_named(change: Any, failure: str | None) -> None:
+    assert outcome(numpy_kernel(change)) == {"forward": None, "gradient": failure}
+
+
+def test_a_numpy_kernel_without_backward_has_no_gradient() -> None:
+    class Kernel(Reference):
+        backward: Any = None
+
+    assert outcome(Kernel()) == {"forward": None, "gradient": "no_gradient"}
+
+
+def test_an_adapter_calls_in_another_order_and_lists_what_it_cannot_pass() -> None:
+    def linear_cross_entropy(weight: Any, hidden: Any, target: Any, bias: Any = None) -> Any:
+        return -GOOD(hidden, weight, target, bias)
+
+    report = rlk.check.run(
+        candidate=linear_cross_entropy, adapter="cross_entropy", suite=True, dtype="fp32"
+    )
+    kinds = {r.failure for r in report.results if r.check in ("forward", "gradient")}
+    assert kinds == {None, "grad_accuracy"}  # autograd's own answer for a target at -inf
+    skipped = [r for r in report.results if r.status == "not_applicable"]
+    assert any("does not take temperature" in (r.message or "") for r in skipped)
+
+
+def test_the_candidate_cannot_reach_the_oracles_inputs() -> None:
+    def vandal(**a: Any) -> Any:
+        result = GOOD(**a)
+        with torch.no_grad():
+            a["weight"].zero_()
+        return result
+
+    assert outcome(vandal) == {"forward": "input_changed", "gradient": "input_changed"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"op": "softmax"}, "op"),
+        ({"vocab": 0}, "vocab"),
+        ({"hidden": -1}, "hidden"),
+        ({"batch": 0}, "batch"),
+        ({"dtype": "fp64"}, "dtype"),
+        ({"device": "tpu"}, "device"),
+        ({"input_mode": "zeros"}, "input_mode"),
+        ({"candidate": "nothing"}, "candidate"),
+        ({"candidate": "os:nothing"}, "candidate"),
+        ({"adapter": "liger"}, "adapter"),
+        ({"framework": "jax"}, "framework"),
+        ({"target": "sm_90a"}, "target"),
+        ({"variant": "generic"}, "variant"),
+        ({"token_value": 257}, "token_value"),
+        ({"framework": "numpy", "device": "cuda"}, "device"),
+    ],
+)
+def test_misuse_names_the_argument_and_does_no_work(arguments: Any, named: str) -> None:
+    calls = []
+
+    def kernel(**a: Any) -> Any:
+        calls.append(a)
+
+    with pytest.raises(Misuse, match=f"^{named}: expected"):
+        rlk.check.run(**{"candidate": kernel, **arguments})
+    assert not calls
+
+
+def test_a_cuda_kernel_on_the_cpu_is_misuse() -> None:
+    def kernel(**a: Any) -> Any: ...
+
+    kernel.devices = ("cuda",)  # type: ignore[attr-defined]
+    with pytest.raises(Misuse, match="device: expected cuda for kernel, got cpu"):
+        rlk.check.run(candidate=kernel)
+
+
+def test_the_package_needs_numpy_alone() -> None:
+    code = (
+        "import sys, types\n"
+        "for name in ('torch', 'ml_dtypes', 'rich'):\n    sys.modules[name] = None\n"
+        "import rlk.check, rlk.check.cli\n"
+        "from rlk.check.specs import SPECS\n"
+        "case = SPECS['linear_logp'].suite('bfloat16', True, 0)[0]\n"
+        "SPECS['linear_logp'].build(case)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

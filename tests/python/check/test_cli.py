@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rlk-check as a command: exit codes, lines, JSON, JUnit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from rlk.check.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+REFERENCE = ("--candidate", "broken:Reference.instance")
+
+
+@pytest.fixture(autouse=True)
+def _instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MODULE:FUNCTION names a thing of a module: give the classes instances to name."""
+    import broken
+
+    for kind in (broken.Reference, broken.BiasTwice):
+        monkeypatch.setattr(kind, "instance", kind(), raising=False)
+
+
+def test_a_correct_kernel_exits_0_with_one_line_a_case(capsys: Any) -> None:
+    assert main([*REFERENCE, "--dtype", "fp32", "--grad"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("ok   forward")
+    assert "of the bound in logp [row " in lines[0]
+    assert lines[2].startswith("linear_logp broken:Reference.instance: 2 passed, 0 failed")
+
+
+def test_a_broken_kernel_exits_1_and_says_where(capsys: Any) -> None:
+    assert main(["--candidate", "broken:BiasTwice.instance", "--dtype", "fp32", "--quiet"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("FAIL forward")
+    assert "| accuracy: logp: expected" in lines[0]
+    assert "[row " in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--vocab", "0"), "--vocab"),
+        (("--vocab", "many"), "--vocab"),
+        (("--op", "softmax"), "--op"),
+        (("--device", "tpu"), "--device"),
+        (("--token-value", "-1"), "--token-value"),
+        (("--input-mode", "zeros"), "--input-mode"),
+        (("--candidate", "nothing"), "--candidate"),
+        (("--no-such-flag",), "--no-such-flag"),
+    ],
+)
+def test_misuse_exits_2_with_one_line(arguments: Any, named: str, capsys: Any) -> None:
+    try:
+        code = main([*REFERENCE, *arguments])
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("rlk-check: ")
+    assert named in printed.err
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_a_broken_contract_exits_2(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "contract.json"
+    file.write_text("{}")
+    assert main([*REFERENCE, "--contract", str(file)]) == 2
+    assert "contract: file: expected" in capsys.readouterr().err
+
+
+def test_json_has_the_documented_fields(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    broken = ("--candidate", "broken:BiasTwice.instance")
+    assert main([*broken, "--grad", "--json", str(file), "--arch-key", "sm_90a"]) == 1
+    document = json.loads(file.read_text())
+    assert document["format"] == 1
+    assert document["arch_key"] == "sm_90a"
+    assert document["summary"]["ok"] is False
+    assert document["summary"]["failed"] == 6
+    assert set(document["versions"]) == {"python", "numpy", "rlk", "torch", "ml_dtypes"}
+    result = document["results"][0]
+    assert result["failure"] == "accuracy"
+    assert set(result["place"]) == {"row", "position", "vocab"}
+    assert result["worst"] > 1
+    assert result["case"]["sizes"] == {"vocab": 257, "hidden": 96}
+    assert result["kernel"] == {}
+
+
+def test_json_on_standard_output_is_all_that_is_printed(capsys: Any) -> None:
+    assert main([*REFERENCE, "--dtype", "bf16", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["summary"]["passed"] == 1
+
+
+def test_junit_counts_failures(tmp_path: Path) -> None:
+    file = tmp_path / "junit.xml"
+    main(["--candidate", "broken:BiasTwice.instance", "--dtype", "fp16", "--junit", str(file)])
+    suite = ElementTree.fromstring(file.read_text())
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
+    failure = suite.find("testcase/failure")
+    assert failure is not None
+    assert failure.get("type") == "accuracy"
+
+
+def test_the_same_seed_gives_the_same_report(tmp_path: Path) -> None:
+    documents = []
+    for name in ("a", "b"):
+        file = tmp_path / name
+        main([*REFERENCE, "--random", "5", "--seed", "9", "--json", str(file)])
+        document = json.loads(file.read_text())
+        for result in document["results"]:
+            del result["seconds"]
+        documents.append(document)
+    assert documents[0] == documents[1]

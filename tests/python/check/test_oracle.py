@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The oracle against finite differences and closed forms, and its blocks against one block."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlk.check import contract, oracle
+from rlk.check.case import Case
+from rlk.check.specs import SPECS
+
+SPEC = SPECS["linear_logp"]
+CONTRACT = contract.load()
+
+
+def rows(seed: int = 0, num: int = 5, vocab: int = 23, depth: int = 7) -> oracle.LinearRows:
+    rng = np.random.default_rng(seed)
+    return oracle.LinearRows(
+        rng.normal(size=(num, depth)),
+        rng.normal(size=(vocab, depth)),
+        rng.integers(0, vocab, size=num),
+        rng.uniform(0.5, 2.0, size=num),
+        rng.normal(size=vocab),
+    )
+
+
+def forward(r: oracle.LinearRows) -> oracle.LinearLogprob:
+    return oracle.linear_logprob(r, CONTRACT.coefficients("linear_logprob", "float32"))
+
+
+def gradients(r: oracle.LinearRows, g: np.ndarray) -> dict[str, oracle.Bounded]:
+    c = CONTRACT.coefficients("linear_logprob_grad", "float32")
+    store = dict.fromkeys(("hidden", "weight", "bias"), c)
+    return oracle.linear_logprob_gradients(r, g, forward(r), c, store)
+
+
+@pytest.mark.parametrize("name", ["hidden", "weight", "bias"])
+def test_gradients_are_finite_differences(name: str) -> None:
+    r, g = rows(), np.random.default_rng(1).normal(size=5)
+    exact = gradients(r, g)[name].value
+    array = getattr(r, name)
+    numeric = np.zeros_like(array)
+    for index in np.ndindex(array.shape):
+        old = array[index]
+        array[index] = old + 1e-6
+        above = (g * forward(r).logp).sum()
+        array[index] = old - 1e-6
+        numeric[index] = (above - (g * forward(r).logp).sum()) / 2e-6
+        array[index] = old
+    np.testing.assert_allclose(exact, numeric, rtol=1e-6, atol=1e-8)
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    r, g = rows(vocab=64), np.ones(5)
+    whole, whole_gradients = forward(r), gradients(r, g)
+    monkeypatch.setattr(oracle, "BLOCK_ELEMENTS", 5 * 7)
+    np.testing.assert_allclose(forward(r).logp, whole.logp, rtol=1e-13)
+    np.testing.assert_allclose(forward(r).bound, whole.bound, rtol=1e-13)
+    for name, exact in gradients(r, g).items():
+        np.testing.assert_allclose(exact.value, whole_gradients[name].value, atol=1e-13)
+        np.testing.assert_allclose(exact.bound, whole_gradients[name].bound, rtol=1e-12)
+
+
+def test_the_bound_is_the_contracts_formula() -> None:
+    r = rows()
+    found = forward(r)
+    a = (np.abs(r.hidden) @ np.abs(r.weight).T + np.abs(r.bias)) / r.temperature[:, None]
+    expected = 2e-5 + 1e-6 * np.abs(found.logp) + (7 / 8 + 2) * 2.0**-23 * a.max(axis=1)
+    np.testing.assert_allclose(found.bound, expected, rtol=1e-12)
+
+
+def test_a_column_at_minus_infinity_has_no_gradient_even_as_the_target() -> None:
+    r = rows()
+    assert r.bias is not None
+    r.bias[r.target[0]] = -np.inf
+    found = forward(r)
+    assert found.logp[0] == -np.inf
+    assert np.isfinite(found.bound).all()
+    exact = gradients(r, np.ones(5))
+    assert exact["bias"].value[r.target[0]] == 0.0
+    assert np.isfinite(exact["hidden"].value).all()
+
+
+def test_a_row_of_minus_infinity_is_nan() -> None:
+    r = rows()
+    assert r.bias is not None
+    r.bias[:] = -np.inf
+    assert np.isnan(forward(r).logp).all()
+
+
+def test_constant_inputs_give_minus_log_v() -> None:
+    case = Case("linear_logp", "float16", (2, 3), {"vocab": 50, "hidden": 8}, kind="constant")
+    exact = SPEC.expected(case, SPEC.build(case), CONTRACT, None).outputs["logp"].value
+    active = SPEC.active(SPEC.build(case)).reshape(exact.shape)
+    np.testing.assert_allclose(exact[active], -np.log(50), rtol=1e-12)
+    assert (exact[~active] == 0).all()
+
+
+def test_inputs_follow_from_the_case_alone() -> None:
+    for case in SPEC.suite("bfloat16", specialized=True, seed=3):
+        first, second = SPEC.build(case), SPEC.build(case)
+        for name, value in first.values.items():
+            if hasattr(value, "base"):
+                assert value.base.tobytes() == second[name].base.tobytes(), case.text()
+    other = SPEC.build(case.but(seed=4))
+    assert other["hidden"].base.tobytes() != first["hidden"].base.tobytes()
