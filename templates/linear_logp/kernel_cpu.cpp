@@ -119,11 +119,37 @@ RLK_INLINE void pack_weight(const Args& a, Int64 v0, Int64 cols, Int64 k0, Int64
 #pragma clang loop unroll(disable)
     for (Int64 k = 0; k < num_terms; k += kPanel) {
       const Int64 n = v < cols ? min(kPanel, num_terms - k) : 0;
-      load_span(a.weight,
-                v < cols ? (v0 + v) * a.weight_row_stride + (k0 + k) * a.weight_col_stride : 0,
-                a.weight_col_stride, kX, dst + k * rows + v * kPanel, n, kPanel);
+      const Int64 from =
+          v < cols ? (v0 + v) * a.weight_row_stride + (k0 + k) * a.weight_col_stride : 0;
+      float* const to = dst + k * rows + v * kPanel;
+      if (n == kPanel && a.weight_col_stride == 1) {
+        const char* const src = static_cast<const char*>(a.weight) + from * size_of(kX);
+#pragma clang loop unroll(full)
+        for (int j = 0; j < kVectors; ++j) {
+          store(to + j * kLanes, load_vector(src + j * kLanes * size_of(kX), kX));
+        }
+      } else {
+        load_span(a.weight, from, a.weight_col_stride, kX, to, n, kPanel);
+      }
     }
   }
+}
+
+// What pack_weight reads `ahead` blocks later, to be fetched over num_calls calls.
+RLK_INLINE Prefetch prefetch_weight(const Args& a, Int64 v0, Int64 k0, Int64 ahead, Int64 chunk,
+                                    Int64 num_calls) {
+  Prefetch p;
+  const Int64 blocks = ceil_div(dim(a), kBlock);
+  const Int64 block = k0 / kBlock + ahead;
+  k0 = block % blocks * kBlock;
+  v0 += block / blocks * chunk;
+  if (v0 >= vocab(a) || a.weight_col_stride != 1) return p;
+  p.row = static_cast<const char*>(a.weight) + (v0 * a.weight_row_stride + k0) * size_of(kX);
+  p.step = a.weight_row_stride * size_of(kX);
+  p.num_rows = min(chunk, vocab(a) - v0);
+  p.row_bytes = min(kBlock, dim(a) - k0) * size_of(kX);
+  p.bytes_per_call = ceil_div(chunk * p.row_bytes, num_calls);
+  return p;
 }
 
 RLK_INLINE float bias_at(const Args& a, Int64 v) {
@@ -225,6 +251,10 @@ extern "C" void rlk_linear_logp_fwd_main(const Args* args, Int64 begin, Int64 en
   float* const bias = logits + a.panels_per_item * kLeaf * kPanel;
   const Int64 num_panels = a.padded_rows / kPanel;
   const Int64 groups = ceil_div(num_panels, a.panels_per_item);
+  // Weight rows packed at once. With few panels to use them, a tile's rows: they stay in the
+  // first-level cache and memory is read row by row, as it streams best.
+  const bool few = a.panels_per_item <= 2;
+  const Int64 chunk = few ? kTileRows : kLeaf;
 #pragma clang loop unroll(disable)
   for (Int64 item = begin; item < end; ++item) {
     const Int64 leaf = item / groups;
@@ -233,15 +263,21 @@ extern "C" void rlk_linear_logp_fwd_main(const Args* args, Int64 begin, Int64 en
     const Int64 v0 = leaf * kLeaf;
     const Int64 cols = min(kLeaf, vocab(a) - v0);
 #pragma clang loop unroll(disable)
-    for (Int64 k0 = 0; k0 < dim(a); k0 += kBlock) {
-      const Int64 num_terms = min(kBlock, dim(a) - k0);
-      pack_weight(a, v0, cols, k0, num_terms, kLeaf, weight);
+    for (Int64 v = 0; v < cols; v += chunk) {
+      const Int64 n = min(chunk, cols - v);
 #pragma clang loop unroll(disable)
-      for (Int64 panel = first; panel < last; ++panel) {
-        multiply_block<Shape, Reading::kAlongPanel, Order::kBlocks>(
-            weight, kLeaf * kPanel, a.hidden_by_row + (panel * dim(a) + k0) * kPanel, num_terms,
-            k0 == 0, logits + (panel - first) * kLeaf * kPanel, cols,
-            vectors_for(a.num_rows - panel * kPanel));
+      for (Int64 k0 = 0; k0 < dim(a); k0 += kBlock) {
+        const Int64 num_terms = min(kBlock, dim(a) - k0);
+        pack_weight(a, v0 + v, n, k0, num_terms, chunk, weight);
+        Prefetch next = prefetch_weight(a, v0 + v, k0, few ? 2 : 1, chunk,
+                                        (last - first) * ceil_div(n, kTileRows));
+#pragma clang loop unroll(disable)
+        for (Int64 panel = first; panel < last; ++panel) {
+          multiply_block<Shape, Reading::kAlongPanel>(
+              weight, chunk * kPanel, a.hidden_by_row + (panel * dim(a) + k0) * kPanel, num_terms,
+              k0 == 0 ? Start::kZero : Start::kAdd, logits + ((panel - first) * kLeaf + v) * kPanel,
+              n, vectors_for(a.num_rows - panel * kPanel), &next);
+        }
       }
     }
 #pragma clang loop unroll(disable) vectorize(disable)
@@ -333,9 +369,10 @@ extern "C" void rlk_linear_logp_bwd_dz(const Args* args, Int64 begin, Int64 end,
     for (Int64 k0 = 0; k0 < dim(a); k0 += kBlock) {
 #pragma clang loop unroll(disable)
       for (Int64 panel = first; panel < last; ++panel) {
-        multiply_block<Shape, Reading::kAlongPanel, Order::kBlocks>(
+        multiply_block<Shape, Reading::kAlongPanel>(
             a.weight_wave + k0 * a.padded_wave + v * kPanel, a.padded_wave * kPanel,
-            a.hidden_by_row + (panel * dim(a) + k0) * kPanel, min(kBlock, dim(a) - k0), k0 == 0,
+            a.hidden_by_row + (panel * dim(a) + k0) * kPanel, min(kBlock, dim(a) - k0),
+            k0 == 0 ? Start::kZero : Start::kAdd,
             a.grad_logits + (panel * a.padded_wave + v) * kPanel, cols,
             vectors_for(a.num_rows - panel * kPanel));
       }
@@ -372,10 +409,10 @@ extern "C" void rlk_linear_logp_bwd_dh(const Args* args, Int64 begin, Int64 end,
     const Int64 row = panel * kPanel;
 #pragma clang loop unroll(disable)
     for (Int64 v = 0; v < a.wave_cols; v += kBlock) {
-      multiply_block<Shape, Reading::kAcrossPanel, Order::kChain>(
+      multiply_block<Shape, Reading::kAcrossPanel>(
           a.grad_logits + (panel * a.padded_wave + v) * kPanel, 0,
           a.weight_wave + k * a.padded_wave + v * kPanel, min(kBlock, a.wave_cols - v),
-          a.wave_begin == 0 && v == 0,
+          a.wave_begin == 0 && v == 0 ? Start::kZero : Start::kContinue,
           a.grad_hidden_sum + k * a.total_rows + (a.first_row + row) * kPanel,
           min(kPanel, a.num_rows - row), vectors_for(dim(a) - k));
     }
@@ -391,11 +428,12 @@ extern "C" void rlk_linear_logp_bwd_dw(const Args* args, Int64 begin, Int64 end,
     const Int64 v = item % leaves * kLeaf;
 #pragma clang loop unroll(disable)
     for (Int64 row = 0; row < a.num_rows; row += kBlock) {
-      multiply_block<Shape, Reading::kAlongPanel, Order::kChain>(
+      multiply_block<Shape, Reading::kAlongPanel>(
           a.grad_logits + (row / kPanel * a.padded_wave + v) * kPanel, a.padded_wave * kPanel,
           a.hidden_by_col + k * a.padded_rows + row * kPanel, min(kBlock, a.num_rows - row),
-          a.first_row == 0 && row == 0, a.grad_weight_sum + k * a.padded_wave + v * kPanel,
-          min(kLeaf, a.wave_cols - v), vectors_for(dim(a) - k));
+          a.first_row == 0 && row == 0 ? Start::kZero : Start::kContinue,
+          a.grad_weight_sum + k * a.padded_wave + v * kPanel, min(kLeaf, a.wave_cols - v),
+          vectors_for(dim(a) - k));
     }
   }
 }

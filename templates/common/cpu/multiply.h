@@ -11,8 +11,9 @@
 //
 // The order of additions of an element of C is that of k alone; it does not depend on rows, on the
 // number of vectors in use or on the lane.
-//   kChain: one chain: C = fma(A(.., k-1), B, ... fma(A(.., 0), B, C))
-//   kBlocks: a chain from zero for each kBlock terms, whose sum is then added to C.
+//   kZero:     a chain from zero:    C = fma(A(.., k - 1), B, ... fma(A(.., 0), B, 0))
+//   kContinue: the chain goes on:    C = fma(A(.., k - 1), B, ... fma(A(.., 0), B, C))
+//   kAdd:      a chain from zero is added: C = C + (...)
 #pragma once
 
 #include "vector.h"
@@ -20,23 +21,22 @@
 namespace rlk {
 
 enum class Reading { kAlongPanel, kAcrossPanel };
-enum class Order { kChain, kBlocks };
+enum class Start { kZero, kContinue, kAdd };
 
-template <typename Shape, Reading kReading, Order kOrder, int kVectors>
+template <typename Shape, Reading kReading, int kVectors>
 RLK_INLINE void multiply_tile(const float* a, __INT64_TYPE__ a_panel_step, const float* b,
-                              __INT64_TYPE__ num_terms, bool from_zero, float* c) {
+                              __INT64_TYPE__ num_terms, Start start, float* c) {
   constexpr int kRows = Shape::kTileRows;
   constexpr __INT64_TYPE__ kPanel = Shape::kPanel;
   constexpr __INT64_TYPE__ kRowStep = kReading == Reading::kAlongPanel ? kPanel : 1;
   constexpr __INT64_TYPE__ kTermStep = kReading == Reading::kAlongPanel ? 1 : kPanel;
   VecF sum[kRows][kVectors];
-  const bool load_c = kOrder == Order::kChain && !from_zero;
 #pragma clang loop unroll(full)
   for (int i = 0; i < kRows; ++i) {
 #pragma clang loop unroll(full)
     for (int j = 0; j < kVectors; ++j) sum[i][j] = splat(0.0f);
   }
-  if (load_c) {
+  if (start == Start::kContinue) {
 #pragma clang loop unroll(full)
     for (int i = 0; i < kRows; ++i) {
 #pragma clang loop unroll(full)
@@ -64,37 +64,68 @@ RLK_INLINE void multiply_tile(const float* a, __INT64_TYPE__ a_panel_step, const
     a += kReading == Reading::kAlongPanel ? a_panel_step : kPanel * kPanel;
     num_terms -= n;
   }
-  const bool add_c = kOrder == Order::kBlocks && !from_zero;
+  if (start == Start::kAdd) {
+#pragma clang loop unroll(full)
+    for (int i = 0; i < kRows; ++i) {
+#pragma clang loop unroll(full)
+      for (int j = 0; j < kVectors; ++j) {
+        sum[i][j] = load(c + i * kPanel + j * kLanes) + sum[i][j];
+      }
+    }
+  }
 #pragma clang loop unroll(full)
   for (int i = 0; i < kRows; ++i) {
 #pragma clang loop unroll(full)
-    for (int j = 0; j < kVectors; ++j) {
-      float* const at = c + i * kPanel + j * kLanes;
-      store(at, add_c ? load(at) + sum[i][j] : sum[i][j]);
-    }
+    for (int j = 0; j < kVectors; ++j) store(c + i * kPanel + j * kLanes, sum[i][j]);
   }
 }
 
+// Walks num_rows rows of memory, `step` bytes apart, and asks for a few lines at each call, so that
+// rows needed soon come in while the product runs.
+struct Prefetch {
+  const char* row = nullptr;
+  __INT64_TYPE__ step = 0;
+  __INT64_TYPE__ num_rows = 0;
+  __INT64_TYPE__ row_bytes = 0;
+  __INT64_TYPE__ at = 0;
+  __INT64_TYPE__ bytes_per_call = 0;
+
+  __attribute__((always_inline)) void operator()() {
+    const __INT64_TYPE__ line = 64;
+#pragma clang loop unroll(disable)
+    for (__INT64_TYPE__ done = 0; done < bytes_per_call && num_rows > 0; done += line) {
+      __builtin_prefetch(row + at, 0, 2);
+      at += line;
+      if (at >= row_bytes) {
+        at = 0;
+        row += step;
+        --num_rows;
+      }
+    }
+  }
+};
+
 // One block (num_terms <= kBlock) for all rows of A; rows are rounded up to whole tiles, which A
 // and C must have room for. num_vectors: how many vectors of B's and C's panel hold columns in use.
-template <typename Shape, Reading kReading, Order kOrder>
+template <typename Shape, Reading kReading>
 __attribute__((noinline)) static void multiply_block(const float* a, __INT64_TYPE__ a_panel_step,
                                                      const float* b, __INT64_TYPE__ num_terms,
-                                                     bool from_zero, float* c,
-                                                     __INT64_TYPE__ num_rows,
-                                                     __INT64_TYPE__ num_vectors) {
+                                                     Start start, float* c, __INT64_TYPE__ num_rows,
+                                                     __INT64_TYPE__ num_vectors,
+                                                     Prefetch* prefetch = nullptr) {
   constexpr __INT64_TYPE__ kPanel = Shape::kPanel;
   constexpr __INT64_TYPE__ kRowStep = kReading == Reading::kAlongPanel ? kPanel : 1;
 #pragma clang loop unroll(disable)
   for (__INT64_TYPE__ i = 0; i < num_rows; i += Shape::kTileRows) {
+    if (prefetch) (*prefetch)();
     const float* const ai = a + i * kRowStep;
     float* const ci = c + i * kPanel;
     if (num_vectors == 1) {
-      multiply_tile<Shape, kReading, kOrder, 1>(ai, a_panel_step, b, num_terms, from_zero, ci);
+      multiply_tile<Shape, kReading, 1>(ai, a_panel_step, b, num_terms, start, ci);
     } else if (num_vectors == 2) {
-      multiply_tile<Shape, kReading, kOrder, 2>(ai, a_panel_step, b, num_terms, from_zero, ci);
+      multiply_tile<Shape, kReading, 2>(ai, a_panel_step, b, num_terms, start, ci);
     } else {
-      multiply_tile<Shape, kReading, kOrder, 3>(ai, a_panel_step, b, num_terms, from_zero, ci);
+      multiply_tile<Shape, kReading, 3>(ai, a_panel_step, b, num_terms, start, ci);
     }
   }
 }
