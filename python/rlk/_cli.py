@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def site_folders() -> list[str]:
-    """The folders of this interpreter that may hold wheels with compilers (NVRTC), existing ones."""
+    """The folders of this interpreter in which wheels lie, NVRTC's among them; existing ones."""
     named = [sysconfig.get_path("platlib"), sysconfig.get_path("purelib"), *site.getsitepackages()]
     if site.ENABLE_USER_SITE:
         named.append(site.getusersitepackages())
