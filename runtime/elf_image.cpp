@@ -106,9 +106,8 @@ Layout lay_out(const File& file, const std::vector<Elf64_Shdr>& sections) {
   for (const bool code : {true, false}) {
     for (std::size_t i = 0; i < sections.size(); ++i) {
       const Elf64_Shdr& section = sections[i];
-      if ((section.sh_flags & SHF_ALLOC) != 0 && section.sh_type == SHT_NOBITS) {
-        refuse("writable data");
-      }
+      // Compilers leave empty .bss and .data sections behind.
+      if (section.sh_type == SHT_NOBITS && section.sh_size > 0) refuse("writable data");
       if (!is_loaded(section) || ((section.sh_flags & SHF_EXECINSTR) != 0) != code) continue;
       if ((section.sh_flags & (SHF_WRITE | SHF_TLS | SHF_COMPRESSED)) != 0) refuse("writable data");
       const std::uint64_t align = section.sh_addralign == 0 ? 1 : section.sh_addralign;

@@ -30,7 +30,7 @@ void add_functions(const llvm::Value* value, llvm::SmallPtrSetImpl<const llvm::V
 }
 
 llvm::Error bind_constant(llvm::Module& module, const rlk_llvm_constant& constant) {
-  llvm::GlobalVariable* variable = module.getGlobalVariable(constant.name);
+  llvm::GlobalVariable* variable = module.getGlobalVariable(constant.name, /*AllowInternal=*/true);
   if (variable == nullptr) {
     return failure("the template has no constant " + llvm::Twine(constant.name));
   }
