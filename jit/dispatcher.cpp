@@ -4,7 +4,6 @@
 
 #include "jit/build_key.hpp"
 #include "jit/metadata.hpp"
-#include "runtime/elf_image.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
 
@@ -28,7 +27,7 @@ void Dispatcher::run(const OpCall& call) {
       if (auto why = why_not_compile(session); !why.empty()) return fall_back(spec, why);
       try {
         const cache::Entry entry = compile(spec, key);      // 7 compile
-        session.store->put(entry, cpu_compiler_->identity());  // 8 put
+        session.store->put(entry, cpu_.compiler->identity());  // 8 put
         return {load(spec, entry), false, {}};              // 9 load
       } catch (const Error& error) {
         if (spec.is_generic()) throw;
@@ -55,20 +54,20 @@ Specialization Dispatcher::specialize(const OpCall& call) const {
 std::optional<cache::Entry> Dispatcher::get(const Session& session, const cache::Key& key) const {
   // With no compiler at hand any entry of the key is a hit: the exact name cannot be asked for.
   const bool can_compile = why_not_compile(session).empty();
-  return session.store->get(key, can_compile ? cpu_compiler_->identity() : "");
+  return session.store->get(key, can_compile ? cpu_.compiler->identity() : "");
 }
 
 std::string Dispatcher::why_not_compile(const Session& session) const {
   if (session.config.settings.policy == Policy::off) return "RLK_JIT=off, nothing is compiled";
-  return cpu_compiler_->why_not();
+  return cpu_.compiler->why_not();
 }
 
 cache::Entry Dispatcher::compile(const Specialization& spec, const cache::Key& key) {
   CompileRequest request = compile_request(spec);
-  CompiledCode compiled = cpu_compiler_->compile(request);
+  CompiledCode compiled = cpu_.compiler->compile(request);
   compiles_.fetch_add(1, std::memory_order_relaxed);
   log().info("compiled {} in {:.0f} ms", request.name, compiled.stats.compile_ms);
-  return {key.bytes, metadata(spec, request, compiled.stats, cpu_compiler_->identity()),
+  return {key.bytes, metadata(spec, request, compiled.stats, cpu_.compiler->identity()),
           std::move(compiled.code)};
 }
 
@@ -76,12 +75,7 @@ const LoadedKernel* Dispatcher::load(const Specialization& spec, const cache::En
   auto kernel = std::make_unique<LoadedKernel>();
   kernel->name = spec.text();
   kernel->target = spec.target;
-  auto image = std::make_shared<runtime::ElfImage>(runtime::ElfImage::load(entry.payload));
-  int index = 0;
-  for (const char* name : spec.op->entries(spec.pass)) {
-    kernel->entries[index++] = image->symbol(name);
-  }
-  kernel->image = std::move(image);
+  cpu_.loader->load(*kernel, entry.payload, spec.op->entries(spec.pass));
   return table_.keep(std::move(kernel));
 }
 

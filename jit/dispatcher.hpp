@@ -15,6 +15,7 @@
 #include "jit/compiler.hpp"
 #include "jit/kernel_table.hpp"
 #include "jit/op.hpp"
+#include "runtime/loader.hpp"
 #include "runtime/settings.hpp"
 
 namespace rlk::jit {
@@ -41,9 +42,15 @@ struct Config {
   bool specialize = true;  // false: always the generic variant
 };
 
+// What differs between backends: who compiles and who loads.
+struct Toolchain {
+  std::shared_ptr<Compiler> compiler;
+  std::shared_ptr<runtime::Loader> loader;
+};
+
 class Dispatcher {
  public:
-  explicit Dispatcher(Config config, std::shared_ptr<Compiler> cpu_compiler);
+  Dispatcher(Config config, Toolchain cpu);
 
   // The dispatcher of this process, made from the environment at first use.
   static Dispatcher& instance();
@@ -57,7 +64,7 @@ class Dispatcher {
 
   // The store and compiler in use, for the inspector.
   std::shared_ptr<cache::DiskStore> store() const;
-  Compiler& cpu_compiler() const { return *cpu_compiler_; }
+  Compiler& cpu_compiler() const { return *cpu_.compiler; }
 
  private:
   // What stages 5 to 9 need, taken once so that a configure() in between does not mix.
@@ -79,7 +86,7 @@ class Dispatcher {
   Variant fall_back(const Specialization& spec, const std::string& reason);
   void warn_once(const std::string& message, const std::string& reason);
 
-  std::shared_ptr<Compiler> cpu_compiler_;
+  Toolchain cpu_;
   KernelTable table_;
 
   // Read on every call.

@@ -13,7 +13,7 @@ namespace rlk::jit {
 namespace {
 
 std::shared_ptr<cache::DiskStore> make_store(const Settings& settings) {
-  auto environment = cache::folder_environment();
+  auto environment = cache::folder_environment(process_environment);
   environment.rlk_cache_dir = settings.cache_dir;
   const auto folder = cache::default_folder(environment);
   if (!folder.note.empty()) log().warn("{}", folder.note);
@@ -23,8 +23,7 @@ std::shared_ptr<cache::DiskStore> make_store(const Settings& settings) {
 
 }  // namespace
 
-Dispatcher::Dispatcher(Config config, std::shared_ptr<Compiler> cpu_compiler)
-    : cpu_compiler_(std::move(cpu_compiler)) {
+Dispatcher::Dispatcher(Config config, Toolchain cpu) : cpu_(std::move(cpu)) {
   configure(std::move(config));
 }
 
@@ -32,8 +31,9 @@ Dispatcher& Dispatcher::instance() {
   // Leaked on purpose: other threads may still call while statics are destroyed.
   static Dispatcher* dispatcher = [] {
     Config config{read_settings(), true};
-    auto compiler = std::make_shared<LlvmCompiler>(config.settings.package_folder);
-    auto* made = new Dispatcher(std::move(config), std::move(compiler));
+    Toolchain cpu{std::make_shared<LlvmCompiler>(config.settings.package_folder),
+                  runtime::make_cpu_loader()};
+    auto* made = new Dispatcher(std::move(config), std::move(cpu));
     pthread_atfork([] { instance().lock_for_fork(); }, [] { instance().unlock_in_parent(); },
                    [] { instance().reset_in_child(); });
     return made;

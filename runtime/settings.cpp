@@ -78,13 +78,13 @@ Settings read_settings(const Lookup& environment) {
   return settings;
 }
 
-Settings read_settings() {
-  return read_settings([](const char* variable) -> std::optional<std::string> {
-    const char* value = std::getenv(variable);
-    // An empty variable counts as unset, as in most tools.
-    if (value == nullptr || *value == '\0') return std::nullopt;
-    return value;
-  });
+std::optional<std::string> process_environment(const char* variable) {
+  const char* value = std::getenv(variable);
+  // An empty variable counts as unset, as in most tools.
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
 }
+
+Settings read_settings() { return read_settings(process_environment); }
 
 }  // namespace rlk

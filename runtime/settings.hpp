@@ -27,6 +27,8 @@ struct Settings {
 
 using Lookup = std::function<std::optional<std::string>(const char* name)>;
 
+std::optional<std::string> process_environment(const char* variable);
+
 // Throws InvalidArgument on a value that a variable cannot have, naming the variable.
 Settings read_settings(const Lookup& environment);
 Settings read_settings();

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stage 9: from an artifact's bytes to code that can be launched. One loader a backend.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "runtime/loaded_kernel.hpp"
+
+namespace rlk::runtime {
+
+class Loader {
+ public:
+  virtual ~Loader() = default;
+
+  // Fills entries (in the order of `entries`) and image. Throws LoadError where the bytes are no
+  // code of this backend or lack an entry. Any thread.
+  virtual void load(LoadedKernel& kernel, std::span<const std::byte> code,
+                    std::span<const char* const> entries) = 0;
+};
+
+// Relocatable ELF objects, mapped into this process; LLVM is not involved.
+std::unique_ptr<Loader> make_cpu_loader();
+
+}  // namespace rlk::runtime

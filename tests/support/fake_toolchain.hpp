@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// A compiler and a loader that touch nothing, and an op to run through them.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "jit/dispatcher.hpp"
+#include "runtime/error.hpp"
+
+namespace rlk::test {
+
+// "Compiles" to the request's name. Counts; can be made to fail or to take its time.
+class FakeCompiler : public jit::Compiler {
+ public:
+  std::atomic<int> num_compiles{0};
+  std::atomic<int> num_at_once{0}, most_at_once{0};
+  std::atomic<int> delay_ms{0};
+  std::atomic<bool> fails{false};
+  std::string missing;  // not empty: there is no compiler
+  std::string id = "fake-1";
+
+  std::string identity() const override { return id; }
+  bool available() const noexcept override { return missing.empty(); }
+  std::string why_not() const override { return missing; }
+  jit::CompiledCode compile(const jit::CompileRequest& request) override {
+    ++num_compiles;
+    int now = ++num_at_once;
+    for (int most = most_at_once; now > most && !most_at_once.compare_exchange_weak(most, now);) {
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+    --num_at_once;
+    if (fails) throw CompileError("{}: refused by the fake", request.name);
+    jit::CompiledCode result;
+    result.code.resize(request.name.size());
+    std::memcpy(result.code.data(), request.name.data(), request.name.size());
+    return result;
+  }
+};
+
+// Takes what FakeCompiler made; anything else does not load.
+class FakeLoader : public runtime::Loader {
+ public:
+  std::atomic<int> num_loads{0};
+  void load(LoadedKernel& kernel, std::span<const std::byte> code,
+            std::span<const char* const>) override {
+    ++num_loads;
+    const std::string text(reinterpret_cast<const char*>(code.data()), code.size());
+    if (text != kernel.name) throw LoadError("not made for {}", kernel.name);
+  }
+};
+
+// Of linear_logp's name, so that the build's templates give it a source.
+struct FakeCall : jit::OpCall {
+  std::int64_t size = 1;
+  mutable std::string launched;
+  mutable int num_launches = 0;
+};
+
+inline const jit::Op& fake_op() {
+  static constexpr jit::ConstantDef constants[] = {{"size", "kSize"}};
+  static constexpr const char* entries[] = {"rlk_fake"};
+  static const jit::Op op{
+      "linear_logp", constants,
+      [](const jit::OpCall& call) {
+        if (static_cast<const FakeCall&>(call).size < 0) {
+          throw InvalidArgument("linear_logp: size: expected at least 0, got -1");
+        }
+      },
+      [](const jit::OpCall& call, Target target) {
+        return jit::Specialization{call.op, call.pass, target,
+                                   {static_cast<const FakeCall&>(call).size}};
+      },
+      [](const LoadedKernel& kernel, const jit::OpCall& base) {
+        const auto& call = static_cast<const FakeCall&>(base);
+        if (++call.num_launches == 1 || call.launched != kernel.name) call.launched = kernel.name;
+      },
+      [](jit::Pass) { return std::span<const char* const>(entries); },
+      [](Target) { return std::vector<jit::Specialization>{}; }};
+  return op;
+}
+
+inline FakeCall fake_call(std::int64_t size) {
+  FakeCall call;
+  call.op = &fake_op();
+  call.size = size;
+  return call;
+}
+
+}  // namespace rlk::test
