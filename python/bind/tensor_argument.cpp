@@ -43,6 +43,10 @@ DType dtype_of(DLDataType type) {
       return DType::u32;
     case kDLUInt << 8 | 64:
       return DType::u64;
+    case kDLComplex << 8 | 64:
+      return DType::c64;
+    case kDLComplex << 8 | 128:
+      return DType::c128;
     default:
       return DType::other;
   }
@@ -104,13 +108,16 @@ const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
   return api;
 }
 
-// What Python said is part of the message: "sparse tensors have no strides" and the like.
+// A sparse or meta tensor, or one of a type that DLPack does not know. The framework's reason is
+// part of the message, its C++ stack trace is not.
 [[noreturn]] void throw_not_readable(py::handle object, const char* argument) {
-  py::error_already_set error;
+  const py::error_already_set error;
+  std::string reason = py::str(error.value());
+  reason.resize(std::min(reason.find('\n'), reason.size()));
   throw InvalidArgument(
-      "rlk: {}: expected a dense float32, bfloat16 or float16 tensor (target, mask: integer or "
-      "bool), got {} ({})",
-      argument, Py_TYPE(object.ptr())->tp_name, error.what());
+      "rlk: {}: expected a dense tensor in memory, of float32, bfloat16 or float16 (target and "
+      "mask: integers or bool), got {} ({})",
+      argument, Py_TYPE(object.ptr())->tp_name, reason);
 }
 
 DType numpy_dtype(const py::dtype& dtype) {
@@ -120,6 +127,8 @@ DType numpy_dtype(const py::dtype& dtype) {
   switch (dtype.kind()) {
     case 'f':
       return bytes == 4 ? DType::f32 : bytes == 2 ? DType::f16 : bytes == 8 ? DType::f64 : DType::other;
+    case 'c':
+      return bytes == 8 ? DType::c64 : bytes == 16 ? DType::c128 : DType::other;
     case 'b':
       return DType::boolean;
     case 'i':
