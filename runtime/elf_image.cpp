@@ -163,18 +163,18 @@ void store(std::byte* place, std::uint64_t room, std::int64_t value) {
 // One relocation: S is the symbol's address, A the addend, P the place.
 void relocate(const Elf64_Rela& relocation, std::byte* place, std::uint64_t room,
               std::uint64_t symbol_address) {
-  const auto target =
-      static_cast<std::int64_t>(symbol_address + static_cast<std::uint64_t>(relocation.r_addend));
-  const auto here = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(place));
+  // Unsigned: a damaged addend may wrap.
+  const std::uint64_t target = symbol_address + static_cast<std::uint64_t>(relocation.r_addend);
+  const std::uint64_t here = reinterpret_cast<std::uintptr_t>(place);
 #if defined(__x86_64__)
   switch (ELF64_R_TYPE(relocation.r_info)) {
     case R_X86_64_PC32:
     case R_X86_64_PLT32:  // to a symbol of our own: no table is needed
-      return store<std::int32_t>(place, room, target - here);
+      return store<std::int32_t>(place, room, static_cast<std::int64_t>(target - here));
     case R_X86_64_PC64:
-      return store<std::int64_t>(place, room, target - here);
+      return store<std::int64_t>(place, room, static_cast<std::int64_t>(target - here));
     case R_X86_64_64:
-      return store<std::int64_t>(place, room, target);
+      return store<std::int64_t>(place, room, static_cast<std::int64_t>(target));
     default:
       break;
   }
