@@ -29,6 +29,7 @@ from .runner import (
     invariance_jobs,
     nothing,
     random_jobs,
+    refusal_jobs,
     rule_jobs,
     run_jobs,
     suite_jobs,
@@ -148,6 +149,7 @@ def run(
             if invariance and case.kind in ("random", "constant"):
                 yield from invariance_jobs(spec, case)
                 yield from rule_jobs(spec, chosen, case)
+                yield from refusal_jobs(chosen, case)
 
     results: list[Result] = []
     name, found = "", None

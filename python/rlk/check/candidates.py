@@ -51,6 +51,7 @@ class Candidate:
     describe: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
     check_errors: Callable[[], None] | None = None
     set_threads: Callable[[int], None] | None = None
+    survives_bad_ids: bool = True
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
@@ -240,7 +241,9 @@ def torch_candidate(spec: OpSpec, device: str) -> Candidate:
     if not has_torch():
         raise Misuse("candidate: expected torch to be installed, got no such package")
     framework = make_framework("torch", device)
-    return Candidate("torch", spec.torch_reference, framework, spec.adapters["by_name"])
+    made = Candidate("torch", spec.torch_reference, framework, spec.adapters["by_name"])
+    made.survives_bad_ids = device == "cpu"  # on CUDA a bad id ends the context for good
+    return made
 
 
 def foreign_candidate(

@@ -58,6 +58,7 @@ def suite_jobs(
 ) -> Iterator[Job]:
     """The whole suite of --all for one candidate."""
     specialized = candidate.variant == "specialized"
+    dtypes = list(dtypes)
     for dtype in dtypes:
         cases = spec.suite(dtype, specialized, seed)
         for case in cases:
@@ -68,6 +69,8 @@ def suite_jobs(
         if candidate.variant is not None:
             for case in spec.suite(dtype, True, seed):
                 yield Job("variants", shared.variants, case)
+    for dtype in dtypes:  # last: a kernel that reads wildly may take the process with it
+        yield from refusal_jobs(candidate, spec.suite(dtype, specialized, seed)[0])
 
 
 def case_jobs(spec: OpSpec, candidate: Candidate, case: Case, gradient: bool) -> Iterator[Job]:
@@ -83,12 +86,16 @@ def invariance_jobs(spec: OpSpec, case: Case) -> Iterator[Job]:
 
 
 def rule_jobs(spec: OpSpec, candidate: Candidate, case: Case) -> Iterator[Job]:
-    """Liveness, refusals, and the op's own rules."""
+    """Liveness and the op's own rules."""
     yield Job("option_liveness", rules.option_liveness, case)
-    yield Job("refusals", rules.refusals, case)
     for name, rule in spec.rules().items():
         if name not in GRADIENT_RULES or candidate.differentiates:
             yield Job(f"rule {name}", rule, case)
+
+
+def refusal_jobs(candidate: Candidate, case: Case) -> Iterator[Job]:
+    if candidate.survives_bad_ids:
+        yield Job("refusals", rules.refusals, case)
 
 
 def random_jobs(spec: OpSpec, candidate: Candidate, count: int, seed: int) -> Iterator[Job]:
