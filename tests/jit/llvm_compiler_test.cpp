@@ -17,6 +17,10 @@
 #include <iterator>
 #include <thread>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+#endif
+
 namespace rlk::jit {
 namespace {
 
