@@ -28,7 +28,7 @@ if(RLK_CLANG)
             -P ${CMAKE_CURRENT_SOURCE_DIR}/templates/bitcode_digest_test.cmake)
 endif()
 
-if(RLK_WITH_LLVM)
+if(RLK_WITH_LLVM AND RLK_CLANG)
   set(bitcodes "")
   foreach(level IN LISTS RLK_CPU_LEVELS)
     set(bitcode ${CMAKE_CURRENT_BINARY_DIR}/toy_bitcode/${level}.bc)
@@ -43,4 +43,7 @@ if(RLK_WITH_LLVM)
   add_test(NAME llvm_exports
     COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} -DLIBRARY=$<TARGET_FILE:rlk_llvm>
             -P ${CMAKE_CURRENT_SOURCE_DIR}/jit/llvm_exports_test.cmake)
+else()
+  # There is no compiler to test.
+  set_source_files_properties(jit/llvm_compiler_test.cpp PROPERTIES HEADER_FILE_ONLY ON)
 endif()

@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <thread>
 
 #if defined(__SANITIZE_ADDRESS__)
