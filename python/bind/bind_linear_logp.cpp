@@ -42,7 +42,7 @@ void bind_temperature(py::handle object, Arguments& into) {
   const bool is_number = PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr());
   // NumPy scalars and 0-d tensors convert to a number as well.
   if (!is_number && py::cast<int>(py::getattr(object, "ndim", py::int_(0))) > 0) {
-    into.temperature = bind_tensor(object, "temperature");
+    into.temperature = bind_tensor(object, "linear_logp: temperature");
     into.call.temperature = into.temperature.tensor;
     return;
   }
@@ -57,12 +57,12 @@ void bind_temperature(py::handle object, Arguments& into) {
 
 Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
                          py::handle temperature, py::handle mask, py::handle ignore_index) {
-  Arguments bound{bind_tensor(hidden, "hidden"),
-                  bind_tensor(weight, "weight"),
-                  bind_tensor(target, "target"),
-                  bind_tensor(bias, "bias"),
+  Arguments bound{bind_tensor(hidden, "linear_logp: hidden"),
+                  bind_tensor(weight, "linear_logp: weight"),
+                  bind_tensor(target, "linear_logp: target"),
+                  bind_tensor(bias, "linear_logp: bias"),
                   {},
-                  bind_tensor(mask, "mask"),
+                  bind_tensor(mask, "linear_logp: mask"),
                   {}};
   LinearLogpCall& call = bound.call;
   call.op = &templates::linear_logp_op;
@@ -110,7 +110,7 @@ py::tuple backward(py::handle grad_output, py::handle hidden, py::handle weight,
                    py::handle ignore_index, py::handle row_max, py::handle row_log_sum,
                    bool needs_hidden, bool needs_weight, bool needs_bias) {
   auto bound = bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index);
-  const TensorArgument grad = bind_tensor(grad_output, "grad_output");
+  const TensorArgument grad = bind_tensor(grad_output, "linear_logp: grad_output");
   LinearLogpCall& call = bound.call;
   call.pass = jit::Pass::bwd;
   call.grad_output = grad.tensor;
@@ -119,8 +119,8 @@ py::tuple backward(py::handle grad_output, py::handle hidden, py::handle weight,
   templates::linear_logp_op.check(call);
 
   Output log_prob, own_max, own_log_sum;
-  const TensorArgument saved_max = bind_tensor(row_max, "row_max");
-  const TensorArgument saved_log_sum = bind_tensor(row_log_sum, "row_log_sum");
+  const TensorArgument saved_max = bind_tensor(row_max, "linear_logp: row_max");
+  const TensorArgument saved_log_sum = bind_tensor(row_log_sum, "linear_logp: row_log_sum");
   if (saved_max.tensor.present()) {
     call.row_max = saved_max.tensor;
     call.row_log_sum = saved_log_sum.tensor;
@@ -152,6 +152,7 @@ py::tuple explain(py::handle hidden, py::handle weight, py::handle target, py::h
                   py::handle temperature, py::handle mask, py::handle ignore_index, bool backward) {
   auto bound = bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index);
   if (backward) {
+    templates::linear_logp_op.check(bound.call);  // hidden has a last axis to leave out
     bound.call.pass = jit::Pass::bwd;
     const auto dims = bound.call.hidden.dims();
     bound.call.grad_output =

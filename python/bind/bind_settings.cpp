@@ -4,6 +4,7 @@
 
 #include "jit/dispatcher.hpp"
 #include "python/bind/module.hpp"
+#include "runtime/error.hpp"
 #include "runtime/thread_pool.hpp"
 
 namespace rlk::bind {
@@ -17,7 +18,13 @@ void configure(const std::optional<std::string>& policy, const std::optional<std
   if (policy) config.settings.policy = policy_named(*policy);
   if (arch) set_arch(config.settings, *arch);
   if (cache_dir) config.settings.cache_dir = *cache_dir;
-  if (num_threads) config.settings.num_threads = *num_threads;
+  if (num_threads) {
+    if (*num_threads < 1) {
+      throw InvalidArgument("configure: num_threads: expected a whole number from 1, got {}",
+                            *num_threads);
+    }
+    config.settings.num_threads = *num_threads;
+  }
   if (log) config.settings.log_level = *log;
   if (specialize) config.specialize = *specialize;
   dispatcher.configure(std::move(config));

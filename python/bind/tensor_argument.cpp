@@ -59,7 +59,7 @@ DLDataType dlpack_type(DType dtype) {
 
 void expect_rank(int rank, const char* argument) {
   if (rank > k_max_rank) {
-    throw InvalidArgument("rlk: {}: expected at most {} dimensions, got {}", argument, k_max_rank,
+    throw InvalidArgument("{}: expected at most {} dimensions, got {}", argument, k_max_rank,
                           rank);
   }
 }
@@ -108,16 +108,20 @@ const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
   return api;
 }
 
-// A sparse or meta tensor, or one of a type that DLPack does not know. The framework's reason is
-// part of the message, its C++ stack trace is not.
-[[noreturn]] void throw_not_readable(py::handle object, const char* argument) {
-  const py::error_already_set error;
+// The reason that a framework gives, without its C++ stack trace.
+std::string first_line(const py::error_already_set& error) {
   std::string reason = py::str(error.value());
   reason.resize(std::min(reason.find('\n'), reason.size()));
+  return reason;
+}
+
+// A sparse or meta tensor, or one of a type that DLPack does not know.
+[[noreturn]] void throw_not_readable(py::handle object, const char* argument) {
+  const py::error_already_set error;
   throw InvalidArgument(
-      "rlk: {}: expected a dense tensor in memory, of float32, bfloat16 or float16 (target and "
+      "{}: expected a dense tensor in memory, of float32, bfloat16 or float16 (target and "
       "mask: integers or bool), got {} ({})",
-      argument, Py_TYPE(object.ptr())->tp_name, reason);
+      argument, Py_TYPE(object.ptr())->tp_name, first_line(error));
 }
 
 DType numpy_dtype(const py::dtype& dtype) {
@@ -163,6 +167,15 @@ TensorArgument bind_numpy(py::array array, const char* argument) {
   return {tensor, {}, owner};
 }
 
+// torch's imag() of a conjugate is a view whose sign is still to be applied.
+bool is_lazily_negated(py::handle object) {
+  static PyObject* method = PyUnicode_InternFromString("is_neg");
+  const auto answer =
+      py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object.ptr(), method));
+  if (!answer) PyErr_Clear();  // not torch's
+  return answer.ptr() == Py_True;
+}
+
 TensorArgument bind_capsule(py::handle object, const char* argument) {
   py::object capsule;
   try {
@@ -173,8 +186,8 @@ TensorArgument bind_capsule(py::handle object, const char* argument) {
       capsule = object.attr("__dlpack__")();
     }
   } catch (py::error_already_set& error) {
-    throw InvalidArgument("rlk: {}: expected a tensor that DLPack can export, got {} ({})", argument,
-                          Py_TYPE(object.ptr())->tp_name, error.what());
+    throw InvalidArgument("{}: expected a tensor that DLPack can export, got {} ({})", argument,
+                          Py_TYPE(object.ptr())->tp_name, first_line(error));
   }
   // The capsule keeps its name, so its own destructor frees the tensor when `owner` goes.
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
@@ -186,7 +199,7 @@ TensorArgument bind_capsule(py::handle object, const char* argument) {
         static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
     return {view_of(managed->dl_tensor, argument), {}, capsule};
   }
-  throw InvalidArgument("rlk: {}: expected a DLPack capsule of version 1 or before, got another",
+  throw InvalidArgument("{}: expected a DLPack capsule of version 1 or before, got another",
                         argument);
 }
 
@@ -203,21 +216,31 @@ TensorArgument bind_tensor(py::handle object, const char* argument) {
     if (api->dltensor_from_py_object_no_sync(object.ptr(), &source) != 0) {
       throw_not_readable(object, argument);
     }
-    return {view_of(source, argument), {api}, {}};
+    const Tensor tensor = view_of(source, argument);
+    if (is_floating(tensor.dtype) && is_lazily_negated(object)) {
+      // DLPack does not tell that the values in memory have the other sign.
+      py::object owner = object.attr("resolve_neg")();
+      return {bind_tensor(owner, argument).tensor, {api}, owner};
+    }
+    return {tensor, {api}, {}};
   }
   if (py::isinstance<py::array>(object)) {
     return bind_numpy(py::reinterpret_borrow<py::array>(object), argument);
   }
   if (py::hasattr(object, "__dlpack__")) return bind_capsule(object, argument);
-  throw InvalidArgument("rlk: {}: expected a torch tensor, NumPy array or DLPack tensor, got {}",
+  if (py::isinstance(object, py::module_::import("numpy").attr("generic"))) {
+    py::array owner = py::array::ensure(object);  // what an index into an array gives
+    return {bind_numpy(owner, argument).tensor, {}, owner};
+  }
+  throw InvalidArgument("{}: expected a torch tensor, NumPy array or DLPack tensor, got {}",
                         argument, Py_TYPE(object.ptr())->tp_name);
 }
 
 Output make_output(const Framework& framework, DType dtype, Device device,
                    std::span<const std::int64_t> shape) {
   if (framework.api == nullptr) {
-    const py::object type = dtype == DType::bf16 ? py::module_::import("ml_dtypes").attr("bfloat16")
-                                                 : py::str(std::string(name(dtype)));
+    py::object type = py::str(std::string(name(dtype)));
+    if (dtype == DType::bf16) type = py::module_::import("ml_dtypes").attr("bfloat16");
     py::array array(py::dtype::from_args(type), std::vector<py::ssize_t>(shape.begin(), shape.end()));
     return {array, dense_tensor(array.mutable_data(), dtype, device, shape)};
   }

@@ -26,7 +26,7 @@ struct TensorArgument {
 
 // Takes torch tensors and others with the DLPack exchange API, NumPy arrays (ml_dtypes' bfloat16
 // included) and any producer with __dlpack__. None gives an absent tensor. Throws InvalidArgument
-// that names the argument.
+// that begins with `argument`, which reads "op: argument".
 TensorArgument bind_tensor(py::handle object, const char* argument);
 
 struct Output {

@@ -9,6 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from rlk import _core
+from rlk.errors import InvalidArgument
 
 
 class _LinearLogp(torch.autograd.Function):
@@ -51,4 +52,10 @@ class _LinearLogp(torch.autograd.Function):
 
 
 def linear_logp(hidden, weight, target, bias, temperature, mask, ignore_index):
+    for name, operand in (("hidden", hidden), ("weight", weight), ("bias", bias)):
+        if operand is not None and not isinstance(operand, torch.Tensor):
+            raise InvalidArgument(
+                f"linear_logp: {name}: expected a torch tensor where another argument is one that "
+                f"needs a gradient, got {type(operand).__name__}"
+            )
     return _LinearLogp.apply(hidden, weight, target, bias, temperature, mask, ignore_index)

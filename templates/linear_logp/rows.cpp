@@ -2,6 +2,7 @@
 // Compacts the rows of a call: mask and ignore_index are gone after this.
 #include "templates/linear_logp/rows.hpp"
 
+#include <limits>
 #include <optional>
 
 #include "runtime/error.hpp"
@@ -79,6 +80,10 @@ void expect_targets_in_range(const ActiveRows& active, std::int64_t vocab) {
 ActiveRows active_rows(const LinearLogpCall& call) {
   ActiveRows active;
   active.target = read_integers(call.target);
+  if (call.target.dtype == DType::u64) {
+    // Ids above 2^63 wrapped below zero, where one of them would be ignore_index.
+    for (auto& id : active.target) id = id < 0 ? std::numeric_limits<std::int64_t>::max() : id;
+  }
   active.num_rows = static_cast<std::int64_t>(active.target.size());
   const auto kept = kept_rows(call, active.target);
   if (kept) {
