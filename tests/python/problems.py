@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random inputs of linear_logp, the same from the same seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import rlk
+from reference import Reference, assert_within
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def numpy_type(dtype: str) -> np.dtype:
+    """NumPy's dtype of a storage type; skips the test where ml_dtypes is not installed."""
+    if dtype == "bfloat16":
+        return np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    return np.dtype(dtype)
+
+
+@dataclass(frozen=True)
+class Problem:
+    hidden: Any
+    weight: Any
+    target: Any
+    bias: Any
+    upstream: Any
+
+    @property
+    def operands(self) -> tuple[Any, Any, Any, Any]:
+        return self.hidden, self.weight, self.target, self.bias
+
+    def logp(self, **options: Any) -> Any:
+        return rlk.jit.linear_logp(*self.operands, **options)
+
+    def grads(self, **options: Any) -> Any:
+        return rlk.jit.linear_logp_backward(self.upstream, *self.operands, **options)
+
+    def reference(self, **options: Any) -> Reference:
+        return Reference(*self.operands, **options)
+
+
+def problem(
+    rows: int | tuple[int, ...] = 7,
+    dim: int = 24,
+    vocab: int = 300,
+    dtype: str = "float32",
+    *,
+    bias: str | None = None,
+    scale: float = 1.0,
+    seed: int = 0,
+) -> Problem:
+    """Gaussian operands whose logits have about unit deviation times scale."""
+    rng = np.random.default_rng([seed, dim, vocab])
+    kind = numpy_type(dtype)
+    lead = (rows,) if isinstance(rows, int) else rows
+    return Problem(
+        hidden=(rng.standard_normal((*lead, dim)) * scale).astype(kind),
+        weight=(rng.standard_normal((vocab, dim)) / np.sqrt(dim)).astype(kind),
+        target=rng.integers(0, vocab, lead),
+        bias=None if bias is None else rng.standard_normal(vocab).astype(numpy_type(bias)),
+        upstream=rng.standard_normal(lead).astype(np.float32),
+    )
+
+
+def check(p: Problem, what: str = "", **options: Any) -> None:
+    """Log-probs and all gradients are within their bounds."""
+    reference = p.reference(**options)
+    logp = p.logp(**options)
+    assert logp.dtype == np.float32
+    assert_within(logp, reference.forward(), f"{what} log-prob")
+    assert (logp <= 0).all() or np.isnan(logp).any()
+    grads = p.grads(**options)
+    for name, exact in reference.gradients(p.upstream).items():
+        got = getattr(grads, name)
+        assert got.dtype == getattr(p, name).dtype
+        assert_within(got, exact, f"{what} gradient of {name}")
+    assert (grads.bias is None) == (p.bias is None)
