@@ -60,9 +60,9 @@ def problem(
     return Problem(
         hidden=(rng.standard_normal((*lead, dim)) * scale).astype(kind),
         weight=(rng.standard_normal((vocab, dim)) / np.sqrt(dim)).astype(kind),
-        target=rng.integers(0, vocab, lead),
+        target=np.asarray(rng.integers(0, vocab, lead)),
         bias=None if bias is None else rng.standard_normal(vocab).astype(numpy_type(bias)),
-        upstream=rng.standard_normal(lead).astype(np.float32),
+        upstream=np.asarray(rng.standard_normal(lead), np.float32),
     )
 
 

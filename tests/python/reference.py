@@ -109,7 +109,7 @@ class Reference:
         """Active rows at their place; exact zero in the others."""
         full = np.zeros((self.active.size, *rows.shape[1:]))
         full[self.active] = rows
-        return full.reshape(*self.lead, *rows.shape[1:])
+        return full.reshape((*self.lead, *rows.shape[1:]))
 
 
 def worst(got: Any, exact: Bounded) -> float:

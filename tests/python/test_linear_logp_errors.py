@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong arguments: `linear_logp: argument: expected ..., got ...`, before anything is computed."""
+
+import re
+
+import numpy as np
+import pytest
+import rlk
+from problems import numpy_type, problem
+
+pytestmark = pytest.mark.usefixtures("generic")
+
+ROWS, DIM, VOCAB = 4, 8, 50
+
+
+def arguments(**changed):
+    p = problem(ROWS, DIM, VOCAB, bias="float32")
+    return {
+        "hidden": p.hidden,
+        "weight": p.weight,
+        "target": p.target,
+        "bias": p.bias,
+        **changed,
+    }
+
+
+def refused(message: str, error=rlk.InvalidArgument, **changed) -> None:
+    """Forward, backward and explain all refuse the call with this message."""
+    given = arguments(**changed)
+    lead = np.shape(given["hidden"])[:-1] if hasattr(given["hidden"], "shape") else (ROWS,)
+    upstream = np.ones(lead, np.float32)
+    for call in (
+        lambda: rlk.jit.linear_logp(**given),
+        lambda: rlk.jit.linear_logp_backward(upstream, **given),
+    ):
+        with pytest.raises(error, match=f"^linear_logp: {message}$"):
+            call()
+
+
+def zeros(*shape, kind="float32"):
+    return np.zeros(shape, kind)
+
+
+THREE = "float32, bfloat16 or float16"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("float64", "float64"), ("complex64", "complex64"), ("int32", "int32"), ("bool", "bool")],
+)
+def test_dtype_of_hidden(kind, name):
+    refused(
+        f"hidden: expected dtype {THREE}, got {name}",
+        hidden=zeros(ROWS, DIM, kind=kind),
+        weight=zeros(VOCAB, DIM, kind=kind),
+    )
+
+
+@pytest.mark.parametrize("kind", [">f4", "O", "U3", "longdouble", "datetime64[s]"])
+def test_dtypes_without_a_name(kind):
+    refused(f"hidden: expected dtype {THREE}, got .*", hidden=zeros(ROWS, DIM).astype(kind))
+
+
+def test_dtype_of_weight_follows_hidden():
+    refused(
+        r"weight: expected dtype float32 \(that of hidden\), got float16",
+        weight=zeros(VOCAB, DIM, kind="float16"),
+    )
+    refused(
+        r"weight: expected dtype float16 \(that of hidden\), got float32",
+        hidden=zeros(ROWS, DIM, kind="float16"),
+    )
+
+
+def test_dtype_of_bias():
+    refused(
+        "bias: expected dtype float32 or float32, got float16",
+        bias=zeros(VOCAB, kind="float16"),
+    )
+    half = {
+        "hidden": zeros(ROWS, DIM, kind="float16"),
+        "weight": zeros(VOCAB, DIM, kind="float16"),
+    }
+    bias = zeros(VOCAB).astype(numpy_type("bfloat16"))
+    refused("bias: expected dtype float16 or float32, got bfloat16", **half, bias=bias)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bool", "complex128"])
+def test_dtype_of_target(kind):
+    refused(
+        f"target: expected an integer dtype, got {kind}",
+        target=zeros(ROWS, kind=kind),
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((VOCAB, DIM + 1), r"\[50, 9\]"),
+        ((DIM, VOCAB), r"\[8, 50\]"),
+        ((VOCAB * DIM,), r"\[400\]"),
+        ((1, VOCAB, DIM), r"\[1, 50, 8\]"),
+        ((), r"\[\]"),
+    ],
+)
+def test_shape_of_weight(shape, message):
+    refused(
+        rf"weight: expected shape \[V, 8\] with V and D at least 1, got {message}",
+        weight=zeros(*shape),
+        bias=None,
+    )
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, DIM), (VOCAB, 0)])
+def test_a_weight_that_lies_elsewhere(shape):
+    # What a sharded parameter looks like outside of its gather.
+    message = r"weight: expected shape \[V, 8\] .*; a sharded weight must be gathered.*"
+    refused(message, weight=zeros(*shape), bias=None)
+
+
+def test_no_hidden_size():
+    refused(
+        r"weight: expected shape \[V, 0\] with V and D at least 1, got .*",
+        hidden=zeros(ROWS, 0),
+        weight=zeros(VOCAB, 0),
+    )
+    refused(r"hidden: expected shape \[..., D\], got \[\]", hidden=np.array(1, np.float32))
+
+
+@pytest.mark.parametrize("shape", [(ROWS - 1,), (ROWS + 1,), (ROWS, 1), (1, ROWS), (), (0,)])
+def test_arguments_of_one_value_a_row(shape):
+    got = re.escape(str(list(shape)))
+    message = rf"expected shape \[4\], got {got}"
+    refused(f"target: {message}", target=zeros(*shape, kind="int64"))
+    refused(f"mask: {message}", mask=zeros(*shape, kind="bool"))
+    if shape:  # without axes it is a number
+        refused(f"temperature: {message}", temperature=np.ones(shape))
+    with pytest.raises(rlk.InvalidArgument, match=f"^linear_logp: grad_output: {message}$"):
+        rlk.jit.linear_logp_backward(zeros(*shape), **arguments())
+
+
+@pytest.mark.parametrize("shape", [(VOCAB - 1,), (VOCAB, 1), (1,), ()])
+def test_shape_of_bias(shape):
+    refused(rf"bias: expected shape \[50\], got {re.escape(str(list(shape)))}", bias=zeros(*shape))
+
+
+@pytest.mark.parametrize("bad", [-1, VOCAB, 2**31, 2**31 - 1, 2**32 + 1, 2**32, -(2**63), 2**63 - 1])
+def test_targets_out_of_range(bad):
+    # 2^32 + 1 narrowed to 32 bits would be a valid id.
+    target = np.array([1, 2, bad, 3])
+    refused(rf"target: expected ids in \[0, 50\), got {bad} in row 2", target=target)
+    two_axes = arguments(target=np.array([[1, 2], [bad, 3]]))
+    two_axes["hidden"] = two_axes["hidden"].reshape(2, 2, DIM)
+    with pytest.raises(rlk.InvalidArgument, match=rf"target: .* got {bad} in row 2"):
+        rlk.jit.linear_logp(**two_axes)
+
+
+def test_the_row_of_a_bad_target_is_counted_with_inactive_rows():
+    mask = np.array([False, False, True, True])
+    target = np.array([-5, 2, 1, 99])
+    refused(r"target: .* got 99 in row 3", target=target, mask=mask)
+
+
+@pytest.mark.parametrize(
+    "bad", [0, -1, 0.0, -0.0, float("nan"), float("inf"), 1e39, 1e-39, np.float32("nan")]
+)
+def test_temperature_out_of_range(bad):
+    message = "temperature: expected a finite number above 0, got .*"
+    refused(message, temperature=bad)
+    refused(message, temperature=np.array([1, 1, bad, 1], np.float64))
+
+
+@pytest.mark.parametrize(
+    ("bad", "got"),
+    [(None, "NoneType"), ("1", "str"), ([1.0], "list"), (1j, "complex"), (10**400, "int")],
+)
+def test_what_is_no_temperature(bad, got):
+    message = rf"temperature: expected a number or a tensor \[...\], got {got}"
+    refused(message, temperature=bad)
+
+
+def test_integer_temperatures_a_row():
+    message = "temperature: expected a number or a floating dtype, got int64"
+    refused(message, temperature=np.ones(ROWS, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("mask", "got"),
+    [
+        (np.array([1, 0, 2, 1]), "2 in row 2"),
+        (np.array([1, 0, 1, -1], np.int8), "-1 in row 3"),
+        (np.array([0.5, 0, 1, 1]), "0.5 in row 0"),
+        (np.array([1, np.nan, 1, 1]), "nan in row 1"),
+        (np.array([1, 0, 1, 255], np.uint8), "255 in row 3"),
+    ],
+)
+def test_masks_hold_zeros_and_ones(mask, got):
+    refused(f"mask: expected 0 or 1, got {got}", mask=mask)
+
+
+def test_dtype_of_mask():
+    message = "mask: expected a bool, integer or floating dtype, got complex64"
+    refused(message, mask=np.ones(ROWS, np.complex64))
+
+
+@pytest.mark.parametrize("bad", [1.5, "a", 2**63, -(2**63) - 1, [1]])
+def test_ignore_index(bad):
+    message = f"ignore_index: expected an int of 64 bits or None, got {re.escape(repr(bad))}"
+    refused(message, ignore_index=bad)
+
+
+@pytest.mark.parametrize("name", ["hidden", "weight", "target", "bias", "mask"])
+@pytest.mark.parametrize(("bad", "got"), [([1], "list"), (3, "int"), ("abc", "str")])
+def test_what_is_no_tensor(name, bad, got):
+    message = f"{name}: expected a torch tensor, NumPy array or DLPack tensor, got {got}"
+    refused(message, **{name: bad})
+
+
+@pytest.mark.parametrize("name", ["hidden", "weight", "target"])
+def test_none_where_a_tensor_is_needed(name):
+    refused(f"{name}: expected a tensor, got None", **{name: None})
+
+
+def test_grad_output():
+    for bad, got in ((np.ones(ROWS, int), "int64"), (np.ones(ROWS, np.complex64), "complex64")):
+        with pytest.raises(
+            rlk.InvalidArgument, match=f"grad_output: expected a floating dtype, got {got}"
+        ):
+            rlk.jit.linear_logp_backward(bad, **arguments())
+    with pytest.raises(rlk.InvalidArgument, match="grad_output: expected .*, got None"):
+        rlk.jit.linear_logp_backward(None, **arguments())
+
+
+@pytest.mark.parametrize("needs", [("hidden", "target"), ("Hidden",), "hidden", "bias"])
+def test_needs(needs):
+    message = f"linear_logp: needs: expected .*, got {re.escape(repr(needs))}"
+    with pytest.raises(rlk.InvalidArgument, match=message):
+        rlk.jit.linear_logp_backward(zeros(ROWS), **arguments(), needs=needs)
+
+
+def test_a_producer_that_fails_gives_its_reason():
+    class Broken:
+        def __dlpack__(self, **options):
+            raise BufferError("gone to another host")
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    refused(r"weight: expected a tensor that DLPack can export, got .*gone to another host\)", weight=Broken())
+
+
+def test_a_producer_that_gives_no_capsule():
+    class Broken:
+        def __dlpack__(self, **options):
+            return 5
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    refused("weight: expected a DLPack capsule of version 1 or before, got another", weight=Broken())
+
+
+def test_classes_of_errors():
+    for kind, base in {
+        rlk.InvalidArgument: ValueError,
+        rlk.Unsupported: NotImplementedError,
+        rlk.CompileError: RuntimeError,
+        rlk.DriverError: RuntimeError,
+        rlk.LoadError: ImportError,
+    }.items():
+        assert issubclass(kind, base)
+        assert issubclass(kind, rlk.Error)
+
+
+def test_explain_refuses_what_a_call_refuses():
+    for backward in (False, True):
+        with pytest.raises(rlk.InvalidArgument, match="linear_logp: hidden: expected shape"):
+            rlk.jit.explain(np.array(1, np.float32), zeros(VOCAB, 1), np.array(1), backward=backward)
+        with pytest.raises(rlk.InvalidArgument, match="linear_logp: temperature"):
+            rlk.jit.explain(**arguments(temperature=-1), backward=backward)
+
+
+def test_options_are_by_name():
+    with pytest.raises(TypeError, match="positional"):
+        rlk.jit.linear_logp(*arguments().values(), 0.7)
+
+
+def test_a_refused_call_does_no_harm():
+    p = problem(ROWS, DIM, VOCAB)
+    before = p.logp()
+    for _ in range(200):
+        with pytest.raises(rlk.InvalidArgument):
+            rlk.jit.linear_logp(p.hidden, p.weight, p.target + VOCAB)
+    assert (p.logp() == before).all()
