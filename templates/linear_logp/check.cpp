@@ -89,6 +89,9 @@ void check_options(const LinearLogpCall& call) {
 }
 
 void check_gradients(const LinearLogpCall& call) {
+  if (!call.grad_output.present()) {
+    throw InvalidArgument("linear_logp: grad_output: expected a tensor, got None");
+  }
   if (!is_floating(call.grad_output.dtype)) {
     throw InvalidArgument("linear_logp: grad_output: expected a floating dtype, got {}",
                           name(call.grad_output.dtype));
