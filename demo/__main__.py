@@ -57,12 +57,13 @@ def show_first_calls(model: Any, context: Any, target: Any) -> None:
         return rlk.jit.linear_logp(hidden, model.weight, target, model.bias)
 
     headline("The first call compiles a kernel for this vocabulary, width and processor")
+    plan = rlk.jit.explain(hidden, model.weight, target, model.bias)
+    print(f"  {plan.kernel}: {plan.variant}, source: {plan.source}")
     cold, _ = timed(call)
     warm = min(timed(call)[0] for _ in range(5))
     info = rlk.jit.cache_info()
     print(f"  first call  {seconds(cold):>9}   (kernels compiled: {info.compiles})")
     print(f"  warm call   {seconds(warm):>9}   for {len(target)} words")
-    print(f"  {rlk.jit.explain(hidden, model.weight, target, model.bias)}".replace("\n", "\n  "))
     expect(info.compiles == 1, f"one compiled kernel, got {info}")
 
 
@@ -83,20 +84,28 @@ def train(model: Any, contexts: Any, targets: Any) -> None:
     expect(last < 0.75 * first, f"a falling loss, got {first:.3f} -> {last:.3f}")
 
 
+def arrays_of(model: Any, context: Any, target: Any) -> dict[str, Any]:
+    """The arguments of the loss and of its gradients, by name."""
+    return {
+        "grad_output": np.full(len(target), -1.0 / len(target), np.float32),
+        "hidden": model.hidden(context),
+        "weight": model.weight,
+        "target": target,
+        "bias": model.bias,
+    }
+
+
 def check(model: Any, context: Any, target: Any) -> None:
     """Compare log-probs and gradients with float64."""
     import rlk.jit
 
-    hidden = model.hidden(context)
-    upstream = np.full(len(target), -1.0 / len(target), np.float32)
-    logp = rlk.jit.linear_logp(hidden, model.weight, target, model.bias)
-    grad = rlk.jit.linear_logp_backward(upstream, hidden, model.weight, target, model.bias)
-    arguments = (upstream, hidden, model.weight, target, model.bias)
-    exact = numpy_way.logp_and_gradients(
-        *(a.astype(np.float64) if a.dtype == np.float32 else a for a in arguments)
-    )
+    a = arrays_of(model, context, target)
+    logp = rlk.jit.linear_logp(a["hidden"], a["weight"], a["target"], a["bias"])
+    grad = rlk.jit.linear_logp_backward(**a)
+    doubles = {k: v if k == "target" else v.astype(np.float64) for k, v in a.items()}
+    exact_logp, exact = numpy_way.log_probs_and_gradients(doubles)
     headline("The trained model's log-probs and gradients against NumPy in float64")
-    error = float(np.abs(logp - exact.logp).max())
+    error = float(np.abs(logp - exact_logp).max())
     print(f"  log-prob         largest error {error:.1e}")
     expect(error < MAX_LOGP_ERROR, f"log-probs within {MAX_LOGP_ERROR}, got {error}")
     for name in ("hidden", "weight", "bias"):
@@ -110,34 +119,33 @@ def compare(model: Any, contexts: Any, targets: Any, folder: Path) -> None:
     """A second process loads from the cache; time and memory against NumPy's [N, V]."""
     rows = np.arange(COMPARE_ROWS) % len(targets)
     file = folder / "arrays.npz"
-    np.savez(
-        file,
-        upstream=np.full(len(rows), -1.0 / len(rows), np.float32),
-        hidden=model.hidden(contexts[rows]),
-        weight=model.weight,
-        target=targets[rows],
-        bias=model.bias,
-    )
-    results = {way: measure(way, file) for way in ("rlk", "numpy")}
-    ours, theirs = results["rlk"], results["numpy"]
+    np.savez(file, **arrays_of(model, contexts[rows], targets[rows]))
+    results = {
+        (way, part): measure(way, part, file)
+        for part in ("gradients", "logp")
+        for way in ("rlk", "numpy")
+    }
 
     headline("A second process loads the kernels from the cache and compiles nothing")
-    cache = ours["cache"]
-    print(f"  first calls, forward and backward  {seconds(ours['first_s'])}")
+    second = results["rlk", "gradients"]
+    cache = second["cache"]
+    print(f"  first calls, forward and backward  {seconds(second['first_s'])}")
     print(f"  loaded from disk: {cache['disk_hits']}, compiled: {cache['compiles']}")
     expect(cache["compiles"] == 0 and cache["disk_hits"] == 2, f"two disk hits, got {cache}")
 
-    headline(f"Log-probs and gradients of {len(rows)} words, against NumPy with all logits [N, V]")
-    print(f"  {'':<10}{'time':>10}{'extra memory':>16}")
-    for name, result in (("NumPy", theirs), ("rlk", ours)):
-        mib = result["extra_bytes"] / 2**20
-        print(f"  {name:<10}{seconds(result['best_s']):>10}{mib:>12.0f} MiB")
+    headline(f"{len(rows)} words at once, against NumPy with all logits [N, V]")
+    print(f"  {'':<24}{'NumPy':>20}{'rlk':>20}")
+    for part, label in (("logp", "log-probs"), ("gradients", "log-probs, gradients")):
+        pair = [results[way, part] for way in ("numpy", "rlk")]
+        print(f"  {label:<24}" + "".join(f"{seconds(r['best_s']):>20}" for r in pair))
+        memory = (f"{r['extra_bytes'] / 2**20:.0f} MiB" for r in pair)
+        print(f"  {'  extra memory':<24}" + "".join(f"{text:>20}" for text in memory))
     print(f"  [N, V] in float32 alone is {len(rows) * len(model.weight) * 4 / 2**20:.0f} MiB")
 
 
-def measure(way: str, file: Path) -> dict[str, Any]:
+def measure(way: str, part: str, file: Path) -> dict[str, Any]:
     """Run demo.measure in a process of its own."""
-    command = [sys.executable, "-m", "demo.measure", way, str(file)]
+    command = [sys.executable, "-m", "demo.measure", way, part, str(file)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout)
     return result

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small next-word model in NumPy whose loss and gradients come from rlk."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -52,10 +54,8 @@ class NextWordModel:
         d_words = (d_inner_sum @ self.inner.T).reshape(-1, EMBEDDING)
         d_embedding = np.zeros_like(self.embedding)
         np.add.at(d_embedding, context.reshape(-1), d_words)
-        self._adam.step(
-            [d_embedding, words.T @ d_inner_sum, d_inner_sum.sum(0), grad.weight, grad.bias],
-            learning_rate,
-        )
+        inner = [words.T @ d_inner_sum, d_inner_sum.sum(0)]
+        self._adam.step([d_embedding, *inner, grad.weight, grad.bias], learning_rate)
         return float(-logp.mean())
 
     def continue_text(self, context: list[int], num_words: int, seed: int = 1) -> list[int]:
@@ -80,7 +80,7 @@ class Adam:
         self._square = [np.zeros_like(p) for p in parameters]
         self._beta1, self._beta2, self._num_steps = beta1, beta2, 0
 
-    def step(self, gradients: list[Floats], learning_rate: float) -> None:
+    def step(self, gradients: list[Any], learning_rate: float) -> None:
         """Move each parameter along its gradient."""
         self._num_steps += 1
         correction = (1 - self._beta2**self._num_steps) ** 0.5 / (1 - self._beta1**self._num_steps)
