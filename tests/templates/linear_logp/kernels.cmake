@@ -1,4 +1,5 @@
 # The tests of the CPU kernels compile them, so they need LLVM and the bitcode.
+include(${CMAKE_SOURCE_DIR}/cmake/CpuBitcode.cmake)
 if(RLK_WITH_LLVM AND RLK_CLANG)
   target_sources(templates_linear_logp_test PRIVATE templates/linear_logp/kernel_fixture.cpp)
   add_dependencies(templates_linear_logp_test rlk_llvm)
