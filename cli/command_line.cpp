@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Declares options and subcommands and calls the one that was asked for.
+#include "cli/command_line.hpp"
+
+#include "cli/commands.hpp"
+#include "runtime/log.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <filesystem>
+#include <string>
+
+namespace rlk::cli {
+namespace {
+
+struct Options {
+  std::string cache_dir;
+  std::vector<std::string> layers;
+  std::string package;
+  std::vector<std::string> sites;
+  std::string colour = "auto";
+  bool json = false;
+  std::string word;
+};
+
+std::string absolute(const std::string& folder) {
+  return std::filesystem::absolute(folder).lexically_normal().string();
+}
+
+Context make_context(const Options& options, const Terminal& terminal, std::ostream& out,
+                     std::ostream& err) {
+  Context context{.settings = read_settings(), .extra_layers = {}, .out = out, .err = err};
+  set_log_level(context.settings.log_level);
+  if (!options.package.empty()) context.settings.package_folder = absolute(options.package);
+  if (!options.cache_dir.empty()) context.settings.cache_dir = absolute(options.cache_dir);
+  for (const auto& folder : options.layers) context.extra_layers.push_back(absolute(folder));
+  context.json = options.json;
+  context.colour = options.colour == "always" ||
+                   (options.colour == "auto" && terminal.is_terminal && terminal.may_colour);
+  context.summary = terminal.is_terminal;
+  return context;
+}
+
+}  // namespace
+
+int run(int argc, const char* const* argv, const Terminal& terminal, std::ostream& out,
+        std::ostream& err) {
+  Options options;
+  CLI::App app("Inspects the kernel cache of rlk.", "rlk-jit");
+  app.require_subcommand(1);
+  app.fallthrough();  // options may stand before and after the subcommand
+  app.set_version_flag("--version", "rlk-jit " RLK_VERSION);
+  app.add_option("--cache-dir", options.cache_dir, "Look here instead of $RLK_CACHE_DIR")
+      ->type_name("DIR");
+  app.add_option("--layer", options.layers, "Look in this read-only layer too (repeatable)")
+      ->type_name("DIR")
+      ->expected(1)
+      ->take_all();
+  app.add_option("--color", options.colour, "auto, always or never")
+      ->type_name("WHEN")
+      ->check(CLI::IsMember({"auto", "always", "never"}));
+  app.add_flag("--json", options.json, "Print JSON");
+  // Given by the Python console script.
+  app.add_option("--package", options.package)->group("")->type_name("DIR");
+  app.add_option("--site", options.sites)->group("")->expected(1)->take_all();
+
+  const auto* list_command = app.add_subcommand("list", "List the kernels of every layer");
+  auto* show_command = app.add_subcommand("show", "Show one kernel in full");
+  const std::string word_help = "Its name, or the front of its key";
+  show_command->add_option("kernel", options.word, word_help)->required()->type_name("NAME-or-KEY");
+  auto* path_command = app.add_subcommand("path", "Print the cache folder, or a kernel's file");
+  path_command->add_option("kernel", options.word, word_help)->type_name("NAME-or-KEY");
+  app.add_subcommand("doctor", "Check processor, compiler, cache folder and what would run");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error, out, err) == 0 ? ok : wrong_usage;
+  }
+  try {
+    const Context context = make_context(options, terminal, out, err);
+    if (*list_command) return list(context);
+    if (*show_command) return show(context, options.word);
+    if (*path_command) return path(context, options.word);
+    return doctor(context);
+  } catch (const std::exception& error) {
+    err << "rlk-jit: " << error.what() << '\n';
+    return failed;
+  }
+}
+
+}  // namespace rlk::cli

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line of rlk-jit.
+#pragma once
+
+#include <ostream>
+
+namespace rlk::cli {
+
+// What the program knows of where its output goes.
+struct Terminal {
+  bool is_terminal = false;
+  bool may_colour = false;
+};
+
+// Parses, runs, returns the exit code. Throws nothing.
+int run(int argc, const char* const* argv, const Terminal& terminal, std::ostream& out,
+        std::ostream& err);
+
+}  // namespace rlk::cli

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the command line's settings to layers.
+#include "cli/context.hpp"
+
+namespace rlk::cli {
+
+jit::Layers layers_of(const Context& context) {
+  jit::Layers layers = jit::choose_layers(context.settings);
+  auto& folders = layers.options.read_only;
+  // The built-in layer stays the last.
+  folders.insert(folders.end() - 1, context.extra_layers.begin(), context.extra_layers.end());
+  return layers;
+}
+
+std::string layer_name(const Context& context, const cache::Layer& layer) {
+  if (layer.read_write) return "user";
+  if (layer.folder == jit::builtin_folder(context.settings)) return "built-in";
+  return layer.folder;
+}
+
+}  // namespace rlk::cli

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every command gets: the settings, where to look, how and where to print.
+#pragma once
+
+#include "cache/disk_store.hpp"
+#include "jit/layers.hpp"
+#include "runtime/settings.hpp"
+
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace rlk::cli {
+
+// Exit codes.
+inline constexpr int ok = 0;
+inline constexpr int failed = 1;       // not found, not healthy, could not be written
+inline constexpr int wrong_usage = 2;  // of the command line
+
+struct Context {
+  Settings settings;
+  std::vector<std::string> extra_layers;  // read-only, before the built-in one
+  bool json = false;
+  bool colour = false;
+  bool summary = false;  // for people: totals below a table
+  std::ostream& out;
+  std::ostream& err;
+};
+
+// The layers that a process with these settings would use, and those asked for.
+jit::Layers layers_of(const Context& context);
+
+// "user", "built-in", or the folder of another layer.
+std::string layer_name(const Context& context, const cache::Layer& layer);
+
+}  // namespace rlk::cli

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// rlk-jit show and rlk-jit path.
+#include "cache/entry_file.hpp"
+#include "cache/key.hpp"
+#include "cli/commands.hpp"
+#include "cli/kernel.hpp"
+#include "cli/table.hpp"
+
+#include <fmt/format.h>
+
+namespace rlk::cli {
+namespace {
+
+// Reads the whole file, which a listing does not: "" if the checksum is right.
+std::string check_whole(const Kernel& kernel) {
+  const auto read = cache::read_entry(cache::posix_file_system(), kernel.entry.path,
+                                      {kernel.entry.layer.read_write, cache::Sharing::owner, {}});
+  return read.status == cache::ReadStatus::absent ? "vanished" : read.problem;
+}
+
+Json metadata_of(const Kernel& kernel) {
+  Json metadata = Json::parse(kernel.entry.metadata, nullptr, false);
+  return metadata.is_discarded() ? Json(kernel.entry.metadata) : metadata;
+}
+
+std::string value_text(const Json& value) {
+  if (value.is_string()) return printable(value.get<std::string>());
+  return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void print_section(const Context& context, const std::string& title, const Table& table) {
+  context.out << painted(title, Colour::bold, context.colour) << '\n';
+  table.print(context.out, context.colour);
+}
+
+void print_for_people(const Context& context, const Kernel& kernel, const std::string& problem) {
+  const cache::ListedEntry& entry = kernel.entry;
+  Table file({{}, {}, {}});
+  const auto line = [](Table& table, const std::string& label, const std::string& value,
+                       Colour colour = Colour::none) {
+    table.add({{""}, {label, Colour::dim}, {value, colour}});
+  };
+  line(file, "path", printable(entry.path));
+  line(file, "layer", printable(layer_name(context, entry.layer)));
+  line(file, "key", entry.digest);
+  line(file, "compiler", printable(entry.compiler));
+  line(file, "size", fmt::format("{} ({} bytes)", bytes_text(entry.file_bytes), entry.file_bytes));
+  line(file, "payload",
+       fmt::format("{} ({} bytes)", bytes_text(entry.payload_bytes), entry.payload_bytes));
+  line(file, "last used", time_text(entry.modified_s));
+  line(file, "state", problem.empty() ? "sound" : printable(problem),
+       problem.empty() ? Colour::green : Colour::red);
+  print_section(context, shown_name(kernel), file);
+  if (!entry.problem.empty()) return;
+
+  Table metadata({{}, {}, {}});
+  const Json parsed = metadata_of(kernel);
+  if (parsed.is_object()) {
+    for (const auto& [label, value] : parsed.items()) {
+      line(metadata, printable(label),
+           label == "created" && value.is_number() ? time_text(kernel.created_s)
+                                                   : value_text(value));
+    }
+  } else {
+    line(metadata, "text", value_text(parsed));
+  }
+  print_section(context, "metadata", metadata);
+
+  Table key({{}, {}, {}});
+  if (const auto fields = cache::decode_key(entry.key)) {
+    for (const auto& field : *fields) line(key, printable(field.tag), printable(field.value));
+  } else {
+    line(key, "bytes", printable(entry.key));
+  }
+  print_section(context, "key", key);
+}
+
+Json json_of(const Context& context, const Kernel& kernel, const std::string& problem) {
+  const cache::ListedEntry& entry = kernel.entry;
+  Json json;
+  json["name"] = kernel.name;
+  json["path"] = entry.path;
+  json["layer"] = layer_name(context, entry.layer);
+  json["key"] = entry.digest;
+  json["compiler"] = entry.compiler;
+  json["file_bytes"] = entry.file_bytes;
+  json["payload_bytes"] = entry.payload_bytes;
+  json["last_used"] = entry.modified_s;
+  json["problem"] = problem.empty() ? Json() : Json(problem);
+  json["metadata"] = metadata_of(kernel);
+  json["key_fields"] = Json::array();
+  for (const auto& field : cache::decode_key(entry.key).value_or(std::vector<cache::KeyField>())) {
+    json["key_fields"].push_back({{"tag", field.tag}, {"value", field.value}});
+  }
+  return json;
+}
+
+}  // namespace
+
+int show(const Context& context, const std::string& word) {
+  const auto kernel = find_kernel(context, word);
+  if (!kernel) return failed;
+  const std::string problem =
+      kernel->entry.problem.empty() ? check_whole(*kernel) : kernel->entry.problem;
+  if (context.json) {
+    print_json(context.out, json_of(context, *kernel, problem));
+  } else {
+    print_for_people(context, *kernel, problem);
+  }
+  return problem.empty() ? ok : failed;
+}
+
+int path(const Context& context, const std::string& word) {
+  if (!word.empty()) {
+    const auto kernel = find_kernel(context, word);
+    if (!kernel) return failed;
+    context.out << kernel->entry.path << '\n';
+    return ok;
+  }
+  const jit::Layers layers = layers_of(context);
+  if (!layers.note.empty()) context.err << "rlk-jit: " << layers.note << '\n';
+  if (!layers.options.read_write) return failed;
+  context.out << *layers.options.read_write << '\n';
+  return ok;
+}
+
+}  // namespace rlk::cli

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers and names as people read them.
+#include "cli/text.hpp"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+namespace rlk::cli {
+
+std::string bytes_text(std::uint64_t num_bytes) {
+  if (num_bytes < 1024) return fmt::format("{} B", num_bytes);
+  constexpr std::array units = {"KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(num_bytes) / 1024;
+  std::size_t unit = 0;
+  // 1023.96 would print as 1024.0.
+  while (value >= 1023.95 && unit + 1 < units.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string age_text(std::int64_t seconds) {
+  seconds = std::max<std::int64_t>(seconds, 0);  // clocks of two machines differ
+  if (seconds < 60) return fmt::format("{}s", seconds);
+  if (seconds < 3600) return fmt::format("{}m", seconds / 60);
+  if (seconds < 48 * 3600) return fmt::format("{}h", seconds / 3600);
+  return fmt::format("{}d", seconds / 86400);
+}
+
+std::string milliseconds_text(double ms) {
+  if (ms < 10) return fmt::format("{:.1f} ms", ms);
+  if (ms < 1000) return fmt::format("{:.0f} ms", ms);
+  return fmt::format("{:.1f} s", ms / 1000);
+}
+
+std::string time_text(std::int64_t seconds) {
+  std::tm calendar{};
+  const std::time_t time = seconds;
+  if (::gmtime_r(&time, &calendar) == nullptr) return std::to_string(seconds);
+  return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", calendar);
+}
+
+std::string printable(std::string_view text) {
+  std::string shown;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      shown += fmt::format("\\x{:02x}", byte);
+    } else {
+      shown.push_back(c);
+    }
+  }
+  return shown;
+}
+
+std::size_t width(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+std::string painted(std::string_view text, Colour colour, bool enabled) {
+  if (!enabled || colour == Colour::none) return std::string(text);
+  const char* code = colour == Colour::bold    ? "1"
+                     : colour == Colour::dim   ? "2"
+                     : colour == Colour::red   ? "31"
+                     : colour == Colour::green ? "32"
+                                               : "33";
+  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+}
+
+}  // namespace rlk::cli

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers and names as people read them, and colour where it is wanted.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace rlk::cli {
+
+std::string bytes_text(std::uint64_t num_bytes);  // "812 B", "4.1 KiB"
+std::string age_text(std::int64_t seconds);       // "5s", "12m", "3h", "40d"
+std::string milliseconds_text(double ms);         // "0.4 ms", "187 ms", "2.3 s"
+std::string time_text(std::int64_t seconds);      // "2025-01-31 12:00:00 UTC"
+
+// Control bytes as \xNN: names come from files, and a terminal obeys what it is shown.
+std::string printable(std::string_view text);
+
+// Columns that the text takes, one a code point.
+std::size_t width(std::string_view text);
+
+enum class Colour { none, bold, dim, red, green, yellow };
+
+// The text, between the terminal's codes for the colour if `enabled`.
+std::string painted(std::string_view text, Colour colour, bool enabled);
+
+}  // namespace rlk::cli

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// From settings to cache layers.
+#include "jit/layers.hpp"
+
+#include "cache/default_folder.hpp"
+
+namespace rlk::jit {
+
+std::string builtin_folder(const Settings& settings) {
+  return (settings.package_folder / "builtin").string();
+}
+
+Layers choose_layers(const Settings& settings) {
+  auto environment = cache::folder_environment(process_environment);
+  environment.rlk_cache_dir = settings.cache_dir;
+  auto folder = cache::default_folder(environment);
+  return {{.read_write = std::move(folder.path), .read_only = {builtin_folder(settings)}},
+          std::move(folder.note)};
+}
+
+}  // namespace rlk::jit

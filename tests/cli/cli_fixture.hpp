@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of rlk-jit share: a cache, a package folder, and the program called in this
+// process.
+#pragma once
+
+#include "cache/disk_store.hpp"
+#include "cache/entry_name.hpp"
+#include "cli/command_line.hpp"
+#include "tests/support/captured_log.hpp"
+#include "tests/support/temp_dir.hpp"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace rlk::cli {
+
+inline constexpr const char* compiler = "llvm-19.1.7";
+
+class CliTest : public testing::Test {
+ protected:
+  struct Ran {
+    int code = -1;
+    std::string out;
+    std::string err;
+  };
+
+  CliTest() {
+    for (const char* variable : {"RLK_JIT", "RLK_CACHE_DIR", "RLK_CACHE_PATH", "RLK_ARCH",
+                                 "RLK_LOG", "RLK_NUM_THREADS", "XDG_CACHE_HOME"}) {
+      ::unsetenv(variable);
+    }
+    ::setenv("HOME", temp_.path().c_str(), 1);
+    std::filesystem::create_directories(builtin_);
+  }
+
+  Ran run(std::vector<std::string> words, Terminal terminal = {}) const {
+    words.insert(words.begin(), {"rlk-jit", "--cache-dir", folder_, "--package", package_});
+    std::vector<const char*> argv;
+    for (const auto& word : words) argv.push_back(word.c_str());
+    std::ostringstream out;
+    std::ostringstream err;
+    const int code = cli::run(static_cast<int>(argv.size()), argv.data(), terminal, out, err);
+    return {code, out.str(), err.str()};
+  }
+
+  nlohmann::json run_json(std::vector<std::string> words) const {
+    words.push_back("--json");
+    return nlohmann::json::parse(run(std::move(words)).out);
+  }
+
+  static cache::Key key_of(const std::string& name) {
+    return cache::KeyBuilder().field("op", "toy").field("specialization", name).finish();
+  }
+
+  static std::string digest_of(const std::string& name) { return key_of(name).digest(); }
+
+  // Puts an entry and returns its file.
+  static std::string put(const std::string& folder, const std::string& name,
+                         const std::string& made_by = compiler) {
+    const nlohmann::ordered_json metadata = {{"name", name},
+                                             {"target", "x86-64-v3"},
+                                             {"compiler", made_by},
+                                             {"constants", {{"kV", 4711}, {"name", "inner"}}},
+                                             {"created", std::time(nullptr) - 7200},
+                                             {"compile_ms", 187.4},
+                                             {"code_bytes", 4200}};
+    cache::DiskStore({.read_write = folder})
+        .put({key_of(name).bytes, metadata.dump(), std::vector<std::byte>(5000)}, made_by);
+    return folder + '/' + cache::entry_file_name(digest_of(name), made_by);
+  }
+
+  test::TempDir temp_;
+  std::string folder_ = temp_ / "cache";
+  std::string package_ = temp_ / "package";
+  std::string builtin_ = package_ + "/builtin";
+  test::CapturedLog log_;
+};
+
+// Each line's text, without the line feeds.
+inline std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace rlk::cli
