@@ -22,8 +22,8 @@ import harness
 from harness import Candidate
 
 # V=1, D=1: the kernel has next to nothing to do, so all of the call bounds its overhead from above.
-SHAPES = ((1, 1), (1000, 64))
-FIRST_CALL_SHAPES = {"load": (1000, 64), "compile": (32000, 1024)}
+SHAPES = ((1, 1), (256, 64))
+FIRST_CALL_SHAPES = {"load": (1000, 64), "compile": (2000, 1024)}
 FIRST_CALL = str(Path(__file__).with_name("first_call.py"))
 
 

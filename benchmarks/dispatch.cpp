@@ -137,7 +137,7 @@ void launch(benchmark::State& state) {
   const std::chrono::duration<double, std::nano> kernel = TimedLoader::total;
   state.counters["kernel_ns"] = kernel.count() / static_cast<double>(state.iterations());
 }
-BENCHMARK(launch)->Args({1, 1})->Args({1000, 64});
+BENCHMARK(launch)->Args({1, 1})->Args({256, 64});
 #endif
 
 }  // namespace

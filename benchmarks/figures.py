@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import statistics
 import subprocess
 import sys
@@ -40,6 +41,7 @@ class Figure:
     bar: float | None = None  # None: to be shown only
     note: str = ""
     strict: bool = True  # below the bar; else at most the bar
+    missed: bool = False  # by another measure, whatever the value; the note says which
 
     @property
     def verdict(self) -> str:
@@ -47,9 +49,8 @@ class Figure:
             return "shown"
         if self.value is None:
             return "not run"
-        return (
-            "yes" if self.value < self.bar or self.value == self.bar * (not self.strict) else "no"
-        )
+        below = self.value < self.bar or (not self.strict and self.value == self.bar)
+        return "yes" if below and not self.missed else "no"
 
     def cells(self) -> list[object]:
         bar = "" if self.bar is None else f"{'<' if self.strict else '<='} {self.bar:g} {self.unit}"
@@ -89,12 +90,10 @@ def side_by_side(
     calls: dict[str, tuple[Case, str | None]], seconds: float
 ) -> dict[str, list[float]]:
     """Samples of rlk's forward on several cases or levels, interleaved."""
-    candidates = [
-        Candidate(
-            name, comparison.call_of(RLK, case), functools.partial(comparison.use, case, arch)
-        )
-        for name, (case, arch) in calls.items()
-    ]
+    candidates = []
+    for name, (case, arch) in calls.items():
+        prepare = functools.partial(comparison.use, case, arch)
+        candidates.append(Candidate(name, comparison.call_of(RLK, case), prepare))
     return harness.interleave(candidates, harness.rounds_for(seconds, candidates, most=15))
 
 
@@ -172,15 +171,15 @@ def host_side(num_processes: int) -> Measured:
         ),
         Figure(
             "warm disk, new process: load of one entry",
-            # Having opened LLVM misses the bar however fast it was.
-            float("inf") if loaded["llvm_opened"] else loaded["forward_added_ms"],
+            loaded["forward_added_ms"],
             "ms",
             1,
             f"{opened}; first call of a process, all its stages",
+            missed=bool(loaded["llvm_opened"]),
         ),
     ]
     for way, bar in (("torch", 15), ("torch, autograd", 40)):
-        name = f"{way} 1000x64"
+        name = f"{way} 256x64"
         upper = bound[f"{way} 1x1"]["median_us"]
         figures.append(
             Figure(
@@ -188,14 +187,13 @@ def host_side(num_processes: int) -> Measured:
                 upper,
                 "us",
                 bar,
-                f"all of a call with V=1, D=1; V=1000, D=64: "
+                f"all of a call with V=1, D=1; V=256, D=64: "
                 f"{harness.number(bound[name]['median_us'])} us less kernel "
                 f"{harness.number(found['overhead_us'][name])} us",
             )
         )
-    # An allocation misses the bar, however fast.
-    value = float("inf") if allocations else ns
-    figures.append(Figure("C++ dispatcher alone, stages 2 to 4", value, "ns", 300, words))
+    what = "C++ dispatcher alone, stages 2 to 4"
+    figures.append(Figure(what, ns, "ns", 300, words, missed=bool(allocations)))
     return figures, found
 
 
@@ -207,13 +205,25 @@ def fresh_clone_test() -> Measured:
         start = time.perf_counter()
         done = subprocess.run([str(clone / "dev"), "test"], check=False)
         minutes = (time.perf_counter() - start) / 60
-    value = minutes if done.returncode == 0 else float("inf")
-    figure = Figure("./dev test from a fresh clone", value, "min", 20, f"exit {done.returncode}")
-    return [figure], {"exit_status": done.returncode, "minutes": minutes}
+    status = done.returncode
+    what = "./dev test from a fresh clone"
+    figure = Figure(what, minutes, "min", 20, f"exit status {status}", missed=status != 0)
+    return [figure], {"exit_status": status, "minutes": minutes}
 
 
 def _medians(samples: dict[str, list[float]]) -> str:
     return ", ".join(f"{name} {1e3 * statistics.median(s):.0f} ms" for name, s in samples.items())
+
+
+def show(file: Path) -> None:
+    """A kept run as a Markdown table."""
+    run = json.loads(file.read_text(encoding="utf-8"))
+    facts, table = run["environment"], run["table"]
+    versions = f"rlk {facts['rlk']}, torch {facts['torch']}, numpy {facts['numpy']}"
+    print(f"{facts['cpu']}, {facts['threads']} threads, {facts['arch']}; {versions};")
+    print(f"commit {facts['commit']}, {facts['date'][:10]}, load {facts['load_at_start']:.1f}\n")
+    for cells in (table[0], ["---"] * len(table[0]), *(row.values() for row in table)):
+        print("| " + " | ".join(cells) + " |")
 
 
 def main() -> int:
@@ -226,7 +236,11 @@ def main() -> int:
     add("--processes", type=int, default=7, help="fresh processes a median (7)")
     add("--dev-test", action="store_true", help="time ./dev test in a fresh clone as well")
     add("--json", type=Path, metavar="FILE", help="write table and samples here")
+    add("--show", type=Path, metavar="FILE", help="measure nothing; print this run as Markdown")
     options = parser.parse_args()
+    if options.show:
+        show(options.show)
+        return 0
     facts = harness.environment() | {"threads": options.threads}
 
     parts: dict[str, Callable[[], Measured]] = {
