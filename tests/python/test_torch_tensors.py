@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kinds of torch tensors linear_logp takes, and how it refuses others."""
+
+import pytest
+import rlk
+from problems import DTYPES, problem
+from reference import Reference, assert_within, same_bits
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("generic")]
+
+
+def tensors(dtype="float32", rows=(3, 4), dim=12, vocab=301):
+    p = problem(rows, dim, vocab)
+    kind = getattr(torch, dtype)
+    hidden, weight = (torch.from_numpy(x).to(kind) for x in (p.hidden, p.weight))
+    return hidden, weight, torch.from_numpy(p.target)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layouts(dtype):
+    hidden, weight, target = tensors(dtype)
+    want = rlk.jit.linear_logp(hidden, weight, target)
+    assert_within(want, Reference(hidden, weight, target).forward())
+    room = torch.full((3, 8, 25), float("nan"), dtype=hidden.dtype)
+    room[:, ::2, 1::2] = hidden
+    ids = torch.full((4, 3), -5)
+    ids.copy_(target.t())
+    for h, w, t in (
+        (room[:, ::2, 1::2], weight, target),
+        (hidden, weight.t().contiguous().t(), target),
+        (hidden.transpose(0, 1).contiguous().transpose(0, 1), weight, ids.t()),
+        (hidden.clone(memory_format=torch.contiguous_format), weight[:, :], target.int()),
+    ):
+        assert same_bits(rlk.jit.linear_logp(h, w, t), want)
+
+
+def test_views_with_an_offset():
+    hidden, weight, target = tensors()
+    packed = torch.cat([torch.full((7,), float("nan")), weight.reshape(-1)])[7:].view_as(weight)
+    assert packed.storage_offset() == 7
+    want = rlk.jit.linear_logp(hidden, weight, target)
+    assert same_bits(rlk.jit.linear_logp(hidden, packed, target), want)
+
+
+def test_expanded_tensors():
+    hidden, weight, target = tensors()
+    many = hidden[:1, :1].expand(3, 4, 12)
+    logp = rlk.jit.linear_logp(many, weight, target[:1, :1].expand(3, 4))
+    assert same_bits(logp, logp[0, 0].expand(3, 4).contiguous())
+
+
+def test_the_expanded_input_gets_the_sum_of_gradients():
+    hidden, weight, target = tensors()
+    one = hidden[0, 0].clone().requires_grad_(True)
+    rlk.jit.linear_logp(one.expand(3, 4, 12), weight, target).sum().backward()
+    full = one.detach().expand(3, 4, 12).clone().requires_grad_(True)
+    rlk.jit.linear_logp(full, weight, target).sum().backward()
+    torch.testing.assert_close(one.grad, full.grad.sum((0, 1)))
+
+
+def test_a_view_whose_sign_is_still_to_be_applied():
+    hidden, weight, target = tensors()
+    lazy = torch.imag(torch.complex(hidden, hidden).conj())
+    assert lazy.is_neg()
+    want = rlk.jit.linear_logp(-hidden, weight, target)
+    assert same_bits(rlk.jit.linear_logp(lazy, weight, target), want)
+    lazy_weight = torch.imag(torch.complex(weight, weight).conj())
+    assert same_bits(rlk.jit.linear_logp(-hidden, -lazy_weight, target), want)
+    assert same_bits(rlk.jit.linear_logp(hidden, lazy_weight, target), want)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_targets_of_any_integer_type(kind):
+    hidden, weight, target = tensors(vocab=100)
+    logp = rlk.jit.linear_logp(hidden, weight, target.to(kind))
+    assert same_bits(logp, rlk.jit.linear_logp(hidden, weight, target))
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int32, torch.float32, torch.bfloat16])
+def test_masks(kind):
+    hidden, weight, target = tensors()
+    mask = torch.arange(12).reshape(3, 4) % 3 != 1
+    logp = rlk.jit.linear_logp(hidden, weight, target, mask=mask.to(kind))
+    full = rlk.jit.linear_logp(hidden, weight, target)
+    assert same_bits(logp, torch.where(mask, full, 0))
+
+
+def test_temperatures():
+    hidden, weight, target = tensors()
+    want = rlk.jit.linear_logp(hidden, weight, target, temperature=0.5)
+    for heat in (torch.tensor(0.5), torch.full((3, 4), 0.5), torch.full((3, 4), 0.5).double(),
+                 torch.tensor(0.5).expand(3, 4), torch.nn.Parameter(torch.tensor(0.5))):
+        assert same_bits(rlk.jit.linear_logp(hidden, weight, target, temperature=heat), want)
+
+
+def test_one_row_without_leading_axes():
+    hidden, weight, target = tensors()
+    logp = rlk.jit.linear_logp(hidden[1, 2], weight, target[1, 2])
+    assert logp.shape == ()
+    assert same_bits(logp, rlk.jit.linear_logp(hidden, weight, target)[1, 2])
+
+
+def test_no_rows():
+    hidden, weight, target = tensors(rows=(0, 4))
+    assert rlk.jit.linear_logp(hidden, weight, target).shape == (0, 4)
+
+
+def refused(message, hidden, weight, target, **options):
+    with pytest.raises(rlk.InvalidArgument, match=f"^linear_logp: {message}$") as caught:
+        rlk.jit.linear_logp(hidden, weight, target, **options)
+    assert "\n" not in str(caught.value)  # no stack trace of a framework
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.complex64, torch.int64, torch.bool])
+def test_other_dtypes(kind):
+    hidden, weight, target = tensors()
+    name = str(kind).removeprefix("torch.")
+    refused(
+        f"hidden: expected dtype float32, bfloat16 or float16, got {name}",
+        hidden.to(kind), weight.to(kind), target,
+    )
+
+
+# torch's float8 may be wrapped by DLPack or not, by version; it is refused either way.
+def test_float8():
+    hidden, weight, target = tensors()
+    refused("hidden: expected .*float32, bfloat16 or float16.*",
+            hidden.to(torch.float8_e4m3fn), weight, target)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", ["hidden", "weight"])
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_sparse_tensors(layout, name):
+    hidden, weight, target = tensors(rows=(5,))
+    operands = {"hidden": hidden, "weight": weight}
+    dense = operands[name]
+    operands[name] = dense.to_sparse() if layout == "coo" else dense.to_sparse_csr()
+    refused(
+        f"{name}: expected a dense tensor in memory, of float32, bfloat16 or float16 .*, got .*",
+        **operands, target=target,
+    )
+
+
+def test_tensors_without_memory():
+    hidden, weight, target = tensors()
+    refused("weight: expected a dense tensor in memory.*meta.*", hidden, weight.to("meta"), target)
+
+
+def test_an_operand_of_another_framework():
+    # Without gradients both are only memory; the result is of hidden's kind.
+    hidden, weight, target = tensors()
+    want = rlk.jit.linear_logp(hidden, weight, target)
+    mixed = rlk.jit.linear_logp(hidden, weight.numpy(), target.numpy())
+    assert isinstance(mixed, torch.Tensor)
+    assert same_bits(mixed, want)
+    mixed = rlk.jit.linear_logp(hidden.numpy(), weight, target)
+    assert not isinstance(mixed, torch.Tensor)
+    assert same_bits(mixed, want)
+
+
+def test_subclasses_of_tensor():
+    class Named(torch.Tensor):
+        pass
+
+    hidden, weight, target = tensors()
+    want = rlk.jit.linear_logp(hidden, weight, target)
+    named = weight.as_subclass(Named)
+    assert same_bits(rlk.jit.linear_logp(hidden, named, target).as_subclass(torch.Tensor), want)
+
+
+def test_many_classes_of_tensors():
+    # More classes than rlk remembers, each gone after its use.
+    hidden, weight, target = tensors()
+    want = rlk.jit.linear_logp(hidden, weight, target)
+    for number in range(20):
+        kind = type(f"Class{number}", (torch.Tensor,), {})
+        assert same_bits(rlk.jit.linear_logp(hidden, weight.as_subclass(kind), target), want)
+
+
+def test_inputs_are_the_same_after_a_call():
+    hidden, weight, target = (t.requires_grad_(t.is_floating_point()) for t in tensors())
+    heat, mask = torch.full((3, 4), 0.7), torch.ones(3, 4)
+    before = [t.detach().clone() for t in (hidden, weight, target, heat, mask)]
+    upstream = torch.ones(3, 4)
+    rlk.jit.linear_logp(hidden, weight, target, temperature=heat, mask=mask).backward(upstream)
+    for now, then in zip((hidden, weight, target, heat, mask), before, strict=True):
+        assert same_bits(now, then)
+    assert same_bits(upstream, torch.ones(3, 4))
