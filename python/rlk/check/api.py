@@ -152,16 +152,23 @@ def run(
                 yield from refusal_jobs(chosen, case)
 
     results: list[Result] = []
-    name, found = "", None
+    found = None
     for make in _candidates(spec, candidate, device, framework, adapter, variant, target):
         found = make()
-        name = found.name
-        session = Session(spec, found, rules, arch_key or target)
+        session = Session(spec, found, rules, arch_key or found.target)
         with found.scope():
             results += run_jobs(session, jobs(found), on_result)
     assert found is not None
-    frame = found.framework.name
-    return Report(op, name, device, frame, target, arch_key or target, rules, results)
+    return Report(
+        op,
+        found.name,
+        device,
+        found.framework.name,
+        found.target,
+        arch_key or found.target,
+        rules,
+        results,
+    )
 
 
 def _candidates(

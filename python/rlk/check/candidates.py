@@ -38,8 +38,8 @@ class Candidate:
 
     Gradients come from `backward(grad_output, **arguments, needs=names)` where given (a tuple in
     the order of `needs`, or a named tuple that has them), else from torch's autograd.
-    `variant` is what a kernel must have run as, `describe` names the kernel that a call runs,
-    and all calls happen inside `scope()`.
+    `variant` is what a kernel must have run as, `target` for what it is compiled, `describe` names
+    the kernel that a call runs, and all calls happen inside `scope()`.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Candidate:
     check_errors: Callable[[], None] | None = None
     set_threads: Callable[[int], None] | None = None
     survives_bad_ids: bool = True
+    target: str | None = None
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property

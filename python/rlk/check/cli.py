@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         documents = [one.to_json() for one in found]
         _write(given.json, json.dumps(documents[0] if len(documents) == 1 else documents, indent=1))
     if given.junit is not None:
-        _write(given.junit, reports.to_junit(found[0]).decode())
+        _write(given.junit, reports.to_junit(found).decode())
     if given.json != "-":
         for one in found:
             print(reports.summary(one))

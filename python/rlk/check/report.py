@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -73,8 +74,15 @@ def to_json(report: Report) -> dict[str, Any]:
     return {name: _plain(value) for name, value in head.items()}
 
 
-def to_junit(report: Report) -> bytes:
-    """JUnit XML: one testcase a result."""
+def to_junit(reports: Sequence[Report]) -> bytes:
+    """JUnit XML: one testsuite a report, one testcase a result."""
+    suites = ElementTree.Element("testsuites", name="rlk-check")
+    suites.extend(_testsuite(report) for report in reports)
+    document: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    return document
+
+
+def _testsuite(report: Report) -> ElementTree.Element:
     counts = _counts(report)
     suite = ElementTree.Element(
         "testsuite",
@@ -98,8 +106,7 @@ def to_junit(report: Report) -> bytes:
             failure.set("message", f"{result.message}{where(result)}")
         elif not result.passed:
             ElementTree.SubElement(case, "skipped", message=str(result.message))
-    document: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
-    return document
+    return suite
 
 
 def _counts(report: Report) -> dict[str, int]:
@@ -117,9 +124,10 @@ def _versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             return None
 
-    names = ("rlk", "torch", "ml_dtypes")
-    found = {name: version(name) for name in names}
-    return {"python": platform.python_version(), "numpy": np.__version__, **found}
+    found = {name: version(name) for name in ("torch", "ml_dtypes")}
+    # Not from the metadata: rlk may run from its build folder.
+    rlk = getattr(sys.modules.get("rlk"), "__version__", None)
+    return {"python": platform.python_version(), "numpy": np.__version__, "rlk": rlk, **found}
 
 
 def _cpu() -> str:

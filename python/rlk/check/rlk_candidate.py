@@ -54,8 +54,9 @@ def rlk_candidate(
         set_threads=lambda count: jit.configure(num_threads=count),
         scope=lambda: _configured(jit, variant, target),
     )
-    with made.scope():
-        return made  # a target that rlk does not know is found here
+    with made.scope():  # a target that rlk does not know is found here
+        made.target = target or (jit.settings()["arch"] if device == "cpu" else None)
+    return made
 
 
 @contextmanager

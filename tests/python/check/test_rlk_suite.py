@@ -14,6 +14,19 @@ def expect_ok(report: rlk.check.Report) -> None:
     assert report.ok, "\n".join(line(failure) for failure in report.failures())
     assert {result.variant for result in report.results} == {"generic", "specialized"}
     assert all(result.kernel.get("key") for result in report.results)
+    assert report.target is not None
+    assert all(f"@{report.target}" in result.kernel["name"] for result in report.results)
+
+
+def test_settings_are_put_back() -> None:
+    before = rlk.jit.settings()
+    rlk.check.run(dtype="fp32", framework="numpy", target="x86-64-v2")
+    assert rlk.jit.settings() == before
+
+
+def test_an_unknown_target_is_misuse() -> None:
+    with pytest.raises(rlk.check.Misuse, match="target: expected one that runs here, got z80"):
+        rlk.check.run(target="z80")
 
 
 @pytest.mark.torch
