@@ -6,10 +6,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from rlk import _core
-from rlk.errors import InvalidArgument
+from rlk.errors import InvalidArgument, Unsupported
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients as a function of their inputs, so that a second derivative is an error.
+
+    torch's once_differentiable leaves it out without a word where grad_output is a constant.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, compute, *inputs):
+        return compute()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs):
+        raise Unsupported(
+            "linear_logp: backward: expected one derivative, got a second (create_graph=True)"
+        )
 
 
 class _LinearLogp(torch.autograd.Function):
@@ -28,26 +44,33 @@ class _LinearLogp(torch.autograd.Function):
         return log_prob
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output):
         hidden, weight, bias, row_max, row_log_sum, *rest = ctx.saved_tensors
         others = ctx.plain | dict(zip(ctx.saved_names, rest, strict=True))
         needs_hidden, needs_weight, _, needs_bias, *_ = ctx.needs_input_grad
-        grad_hidden, grad_weight, grad_bias = _core.linear_logp_backward(
-            grad_output,
-            hidden,
-            weight,
-            others["target"],
-            bias,
-            others["temperature"],
-            others["mask"],
-            ctx.ignore_index,
-            row_max,
-            row_log_sum,
-            needs_hidden,
-            needs_weight,
-            needs_bias,
-        )
+
+        def compute():
+            return _core.linear_logp_backward(
+                grad_output,
+                hidden,
+                weight,
+                others["target"],
+                bias,
+                others["temperature"],
+                others["mask"],
+                ctx.ignore_index,
+                row_max,
+                row_log_sum,
+                needs_hidden,
+                needs_weight,
+                needs_bias,
+            )
+
+        if torch.is_grad_enabled():  # create_graph
+            grads = _Gradients.apply(compute, grad_output, hidden, weight, bias)
+        else:
+            grads = compute()
+        grad_hidden, grad_weight, grad_bias = grads
         return grad_hidden, grad_weight, None, grad_bias, None, None, None
 
 

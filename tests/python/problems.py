@@ -57,12 +57,13 @@ def problem(
     rng = np.random.default_rng([seed, dim, vocab])
     kind = numpy_type(dtype)
     lead = (rows,) if isinstance(rows, int) else rows
+    # The bias comes last, so that a problem without it is otherwise the same.
     return Problem(
         hidden=(rng.standard_normal((*lead, dim)) * scale).astype(kind),
         weight=(rng.standard_normal((vocab, dim)) / np.sqrt(dim)).astype(kind),
         target=np.asarray(rng.integers(0, vocab, lead)),
-        bias=None if bias is None else rng.standard_normal(vocab).astype(numpy_type(bias)),
         upstream=np.asarray(rng.standard_normal(lead), np.float32),
+        bias=None if bias is None else rng.standard_normal(vocab).astype(numpy_type(bias)),
     )
 
 
