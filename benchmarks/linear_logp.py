@@ -9,6 +9,7 @@ docs/benchmarks.md says how each figure is made.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,25 +54,34 @@ def plot(file: Path, rows: list[dict[str, Any]]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    def say(row: dict[str, Any], key: str) -> str:
+        return str(row[key]) if key in ("dtype", "which") else f"{key} {row[key]}"
+
     keys = ("rows", "dim", "dtype", "which", "threads")
     varying = [key for key in keys if len({row[key] for row in rows}) > 1]
-    lines: dict[str, list[tuple[int, float, float | None]]] = {}
+    lines: dict[tuple[str, str], list[tuple[int, float, float | None]]] = {}
     for row in rows:
         if row["candidate"] != PEAK:
-            label = ", ".join([row["candidate"], *(f"{key} {row[key]}" for key in varying)])
+            words = ", ".join(say(row, key) for key in varying)
             point = (row["vocab"], row["median_ms"], row.get("extra_bytes"))
-            lines.setdefault(label, []).append(point)
+            lines.setdefault((row["candidate"], words), []).append(point)
+    # One colour a candidate, one style a case.
+    colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(name for name, _ in lines))}
+    styles = dict.fromkeys(words for _, words in lines)
+    styles = dict(zip(styles, itertools.cycle(("-", "--", ":", "-.")), strict=False))
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for label, points in lines.items():
+    for (name, words), points in lines.items():
         vocab, ms, extra = zip(*sorted(points), strict=True)
-        left.plot(vocab, ms, marker="o", label=label)
+        look = {"color": colours[name], "linestyle": styles[words], "marker": "o"}
+        look["label"] = ", ".join(filter(None, (name, words)))
+        left.plot(vocab, ms, **look)
         if extra[0] is not None:
-            right.plot(vocab, [value / MIB for value in extra], marker="o", label=label)
+            right.plot(vocab, [value / MIB for value in extra], **look)
     for axes, what in ((left, "median time, ms"), (right, "extra memory of a call, MiB")):
         axes.set(xlabel="V", ylabel=what, ylim=(0, None))
         axes.grid(alpha=0.3)
-        axes.legend()
-    fixed = (f"{key} {rows[0][key]}" for key in keys if key not in varying)
+        axes.legend(fontsize=8)
+    fixed = (say(rows[0], key) for key in keys if key not in varying)
     figure.suptitle("linear_logp: " + ", ".join(fixed))
     figure.savefig(file, dpi=150)
     print(f"written: {file}", file=sys.stderr)
