@@ -1,24 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dispatcher's making and settings: what is decided once or by configure(), not by a call.
-#include <pthread.h>
-
-#include "cache/default_folder.hpp"
 #include "jit/dispatcher.hpp"
+#include "jit/layers.hpp"
 #include "jit/llvm_compiler.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
 #include "runtime/thread_pool.hpp"
 
+#include <pthread.h>
+
 namespace rlk::jit {
 namespace {
 
 std::shared_ptr<cache::DiskStore> make_store(const Settings& settings) {
-  auto environment = cache::folder_environment(process_environment);
-  environment.rlk_cache_dir = settings.cache_dir;
-  const auto folder = cache::default_folder(environment);
-  if (!folder.note.empty()) log().warn("{}", folder.note);
-  return std::make_shared<cache::DiskStore>(cache::StoreOptions{
-      folder.path, {(settings.package_folder / "builtin").string()}, cache::Sharing::owner});
+  Layers layers = choose_layers(settings);
+  if (!layers.note.empty()) log().warn("cache: {}", layers.note);
+  return std::make_shared<cache::DiskStore>(std::move(layers.options));
 }
 
 }  // namespace
