@@ -36,11 +36,3 @@ def generic():
     import rlk
 
     rlk.jit.configure(specialize=False)
-
-
-def host_levels() -> list[str]:
-    """The CPU levels that this machine can force, lowest first."""
-    import rlk
-
-    levels = ["x86-64-v2", "x86-64-v3", "x86-64-v4"]
-    return levels[: levels.index(rlk.jit.settings()["arch"]) + 1]

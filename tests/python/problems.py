@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rlk
 from reference import Reference, assert_within
 
+import rlk
+
+LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -19,6 +21,11 @@ def numpy_type(dtype: str) -> np.dtype:
     if dtype == "bfloat16":
         return np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     return np.dtype(dtype)
+
+
+def host_levels() -> list[str]:
+    """The CPU levels that this machine can force, lowest first; for the settings of now."""
+    return list(LEVELS[: LEVELS.index(rlk.jit.settings()["arch"]) + 1])
 
 
 @dataclass(frozen=True)

@@ -91,5 +91,3 @@ def run_python(
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     return Ended(reports, done.stderr.splitlines())
-
-

@@ -5,9 +5,10 @@ import itertools
 
 import numpy as np
 import pytest
-import rlk
 from problems import DTYPES, problem
 from reference import Reference, assert_within, same_bits
+
+import rlk
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("generic")]

@@ -5,15 +5,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-import rlk
-from conftest import host_levels
-from problems import DTYPES, Problem, problem
+from problems import DTYPES, LEVELS, Problem, host_levels, problem
 from reference import same_bits
+
+import rlk
 
 # More than one block of D and several leaves of V, both odd.
 ROWS, DIM, VOCAB = 1000, 203, 451
 BATCHES = (1, 2, 15, 16, 17, 63, 64, 65, 127)
-LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 
 
 @cache
@@ -31,7 +30,9 @@ def results(p: Problem) -> tuple[np.ndarray, np.ndarray]:
 
 def assert_rows(p: Problem, want: tuple[np.ndarray, np.ndarray], rows, what: str) -> None:
     """These rows of p, in a call of their own, have the bits of `want`."""
-    for name, got, whole in zip(("log-prob", "gradient"), results(part(p, rows)), want, strict=True):
+    for name, got, whole in zip(
+        ("log-prob", "gradient"), results(part(p, rows)), want, strict=True
+    ):
         assert same_bits(got, np.ascontiguousarray(whole[rows])), f"{name}: {what}"
 
 

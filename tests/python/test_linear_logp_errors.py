@@ -5,8 +5,9 @@ import re
 
 import numpy as np
 import pytest
-import rlk
 from problems import numpy_type, problem
+
+import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
 
@@ -144,7 +145,9 @@ def test_shape_of_bias(shape):
     refused(rf"bias: expected shape \[50\], got {re.escape(str(list(shape)))}", bias=zeros(*shape))
 
 
-@pytest.mark.parametrize("bad", [-1, VOCAB, 2**31, 2**31 - 1, 2**32 + 1, 2**32, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize(
+    "bad", [-1, VOCAB, 2**31, 2**31 - 1, 2**32 + 1, 2**32, -(2**63), 2**63 - 1]
+)
 def test_targets_out_of_range(bad):
     # 2^32 + 1 narrowed to 32 bits would be a valid id.
     target = np.array([1, 2, bad, 3])
@@ -246,7 +249,10 @@ def test_a_producer_that_fails_gives_its_reason():
         def __dlpack_device__(self):
             return (1, 0)
 
-    refused(r"weight: expected a tensor that DLPack can export, got .*gone to another host\)", weight=Broken())
+    refused(
+        r"weight: expected a tensor that DLPack can export, got .*gone to another host\)",
+        weight=Broken(),
+    )
 
 
 def test_a_producer_that_gives_no_capsule():
@@ -257,7 +263,9 @@ def test_a_producer_that_gives_no_capsule():
         def __dlpack_device__(self):
             return (1, 0)
 
-    refused("weight: expected a DLPack capsule of version 1 or before, got another", weight=Broken())
+    refused(
+        "weight: expected a DLPack capsule of version 1 or before, got another", weight=Broken()
+    )
 
 
 def test_classes_of_errors():
@@ -275,7 +283,9 @@ def test_classes_of_errors():
 def test_explain_refuses_what_a_call_refuses():
     for backward in (False, True):
         with pytest.raises(rlk.InvalidArgument, match="linear_logp: hidden: expected shape"):
-            rlk.jit.explain(np.array(1, np.float32), zeros(VOCAB, 1), np.array(1), backward=backward)
+            rlk.jit.explain(
+                np.array(1, np.float32), zeros(VOCAB, 1), np.array(1), backward=backward
+            )
         with pytest.raises(rlk.InvalidArgument, match="linear_logp: temperature"):
             rlk.jit.explain(**arguments(temperature=-1), backward=backward)
 

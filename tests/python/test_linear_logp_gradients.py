@@ -5,9 +5,10 @@ import itertools
 
 import numpy as np
 import pytest
-import rlk
 from problems import DTYPES, Problem, check, problem
 from reference import Bounded, assert_within, same_bits, worst
+
+import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
 
@@ -33,7 +34,8 @@ def test_no_gradient_of_an_absent_bias():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bias"), [*((dtype, dtype) for dtype in DTYPES), *((d, "float32") for d in DTYPES[1:])]
+    ("dtype", "bias"),
+    [*((dtype, dtype) for dtype in DTYPES), *((d, "float32") for d in DTYPES[1:])],
 )
 def test_dtypes_follow_the_operands(dtype, bias):
     p = problem((2, 3), 16, 310, dtype, bias=bias)

@@ -5,9 +5,10 @@ import ctypes
 
 import numpy as np
 import pytest
-import rlk
 from problems import DTYPES, Problem, check, numpy_type, problem
 from reference import same_bits
+
+import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
 
@@ -72,7 +73,9 @@ def test_leading_axes_in_any_order(axes):
     assert_same(p, Problem(hidden, p.weight, target, None, upstream))
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (6,), (2, 3), (1, 6, 1), (1, 2, 1, 3, 1), (1,) * 6 + (6,)])
+@pytest.mark.parametrize(
+    "lead", [(), (1,), (6,), (2, 3), (1, 6, 1), (1, 2, 1, 3, 1), (1,) * 6 + (6,)]
+)
 def test_any_number_of_leading_axes(lead):
     p = problem(lead, 12, 301)
     logp = p.logp()

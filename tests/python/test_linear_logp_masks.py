@@ -3,9 +3,10 @@
 
 import numpy as np
 import pytest
-import rlk
 from problems import DTYPES, Problem, check, numpy_type, problem
 from reference import same_bits
+
+import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
 
@@ -26,7 +27,9 @@ def only(p: Problem, active: np.ndarray) -> Problem:
     return Problem(p.hidden[active], p.weight, p.target[active], p.bias, p.upstream[active])
 
 
-@pytest.mark.parametrize("kind", ["bool", "int8", "uint8", "int64", "float32", "float64", "float16"])
+@pytest.mark.parametrize(
+    "kind", ["bool", "int8", "uint8", "int64", "float32", "float64", "float16"]
+)
 def test_a_mask_of_any_type(kind):
     p = problem(ROWS, 16, 310)
     mask = MASK.astype(kind)

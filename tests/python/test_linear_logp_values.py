@@ -3,9 +3,10 @@
 
 import numpy as np
 import pytest
-import rlk
 from problems import DTYPES, Problem, check, numpy_type, problem
 from reference import assert_within, same_bits
+
+import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
 

@@ -6,9 +6,10 @@ import resource
 
 import numpy as np
 import pytest
-import rlk
 from problems import Problem, check, problem
 from reference import assert_within, same_bits
+
+import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
 

@@ -2,9 +2,10 @@
 """What kinds of torch tensors linear_logp takes, and how it refuses others."""
 
 import pytest
-import rlk
 from problems import DTYPES, problem
 from reference import Reference, assert_within, same_bits
+
+import rlk
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("generic")]
@@ -89,8 +90,12 @@ def test_masks(kind):
 def test_temperatures():
     hidden, weight, target = tensors()
     want = rlk.jit.linear_logp(hidden, weight, target, temperature=0.5)
-    for heat in (torch.tensor(0.5), torch.full((3, 4), 0.5), torch.full((3, 4), 0.5).double(),
-                 torch.tensor(0.5).expand(3, 4)):
+    for heat in (
+        torch.tensor(0.5),
+        torch.full((3, 4), 0.5),
+        torch.full((3, 4), 0.5).double(),
+        torch.tensor(0.5).expand(3, 4),
+    ):
         assert same_bits(rlk.jit.linear_logp(hidden, weight, target, temperature=heat), want)
 
 
@@ -118,15 +123,21 @@ def test_other_dtypes(kind):
     name = str(kind).removeprefix("torch.")
     refused(
         f"hidden: expected dtype float32, bfloat16 or float16, got {name}",
-        hidden.to(kind), weight.to(kind), target,
+        hidden.to(kind),
+        weight.to(kind),
+        target,
     )
 
 
 # torch's float8 may be wrapped by DLPack or not, by version; it is refused either way.
 def test_float8():
     hidden, weight, target = tensors()
-    refused("hidden: expected .*float32, bfloat16 or float16.*",
-            hidden.to(torch.float8_e4m3fn), weight, target)
+    refused(
+        "hidden: expected .*float32, bfloat16 or float16.*",
+        hidden.to(torch.float8_e4m3fn),
+        weight,
+        target,
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
@@ -139,7 +150,8 @@ def test_sparse_tensors(layout, name):
     operands[name] = dense.to_sparse() if layout == "coo" else dense.to_sparse_csr()
     refused(
         f"{name}: expected a dense tensor in memory, of float32, bfloat16 or float16 .*, got .*",
-        **operands, target=target,
+        **operands,
+        target=target,
     )
 
 
