@@ -171,13 +171,14 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
                             const LinearLogpCpuOperands& operands, ThreadPool& pool) {
   constexpr Int64 k_strip_rows = 576;
   constexpr Int64 k_hidden_floats = 2 << 20;
-  constexpr Int64 k_wave_cols = 1024;
   constexpr Int64 k_wave_floats = 4 << 20;
   const bool dh = operands.grad_hidden != nullptr;
   const bool dw = operands.grad_weight != nullptr;
   const bool db = operands.grad_bias != nullptr;
   if (!dh && !dw && !db) return;
   Runner runner(pool);
+  // Narrow waves stay in the cache of few threads; many threads need more items a step.
+  const Int64 most_cols = (runner.num_workers() <= 8 ? 3 : 8) * tile.leaf;
   LinearLogpCpuArgs args{};
   static_cast<LinearLogpCpuOperands&>(args) = operands;
   const Int64 panel = tile.panel();
@@ -187,7 +188,7 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
                                  std::min(k_strip_rows, k_hidden_floats / args.dim));
   const Int64 wave = std::min(
       round_up(args.vocab, tile.leaf),
-      std::clamp(k_wave_floats / padded_dim / tile.leaf * tile.leaf, tile.leaf, k_wave_cols));
+      std::clamp(k_wave_floats / padded_dim / tile.leaf * tile.leaf, tile.leaf, most_cols));
   args.padded_wave = wave;
   args.total_rows = round_up(args.all_rows, panel);
   args.panels_per_item =
