@@ -2,6 +2,7 @@
 // Lock-free look-up over slots that are written once; building is one thread a key.
 #include "jit/kernel_table.hpp"
 
+#include <algorithm>
 #include <new>
 
 #include "runtime/error.hpp"
@@ -98,6 +99,8 @@ const Variant& KernelTable::look_up_or_build(const Specialization& spec,
 void KernelTable::forget_fallbacks() {
   std::lock_guard lock(mutex_);
   std::erase_if(pending_, [](const auto& entry) { return entry.second != nullptr; });
+  const auto is_fallback = [](const auto& variant) { return variant->is_fallback; };
+  if (std::ranges::none_of(variants_, is_fallback)) return;
   auto fresh = std::make_unique<Slots>(tables_.back()->slots.size());
   for (const Slot& slot : tables_.back()->slots) {
     const Variant* variant = slot.variant.load(std::memory_order_relaxed);

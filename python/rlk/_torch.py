@@ -34,19 +34,17 @@ class _LinearLogp(torch.autograd.Function):
         log_prob, row_max, row_log_sum = _core.linear_logp_forward(
             hidden, weight, target, bias, temperature, mask, ignore_index, True
         )
-        # Tensors go through save_for_backward, which refuses a backward after an in-place change.
-        others = {"target": target, "temperature": temperature, "mask": mask}
-        saved = {name: v for name, v in others.items() if isinstance(v, torch.Tensor)}
-        ctx.save_for_backward(hidden, weight, bias, row_max, row_log_sum, *saved.values())
-        ctx.saved_names = tuple(saved)
-        ctx.plain = {name: v for name, v in others.items() if name not in saved}
-        ctx.ignore_index = ignore_index
+        # Saved for their check alone: it refuses a backward after an in-place change.
+        others = (target, temperature, mask)
+        tensors = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
+        ctx.save_for_backward(hidden, weight, bias, row_max, row_log_sum, *tensors)
+        ctx.others = (*others, ignore_index)
         return log_prob
 
     @staticmethod
     def backward(ctx: Any, grad_output):
-        hidden, weight, bias, row_max, row_log_sum, *rest = ctx.saved_tensors
-        others = ctx.plain | dict(zip(ctx.saved_names, rest, strict=True))
+        hidden, weight, bias, row_max, row_log_sum, *_ = ctx.saved_tensors
+        target, temperature, mask, ignore_index = ctx.others
         needs_hidden, needs_weight, _, needs_bias, *_ = ctx.needs_input_grad
 
         def compute():
@@ -54,11 +52,11 @@ class _LinearLogp(torch.autograd.Function):
                 grad_output,
                 hidden,
                 weight,
-                others["target"],
+                target,
                 bias,
-                others["temperature"],
-                others["mask"],
-                ctx.ignore_index,
+                temperature,
+                mask,
+                ignore_index,
                 row_max,
                 row_log_sum,
                 needs_hidden,
