@@ -19,6 +19,7 @@ void Dispatcher::run(const OpCall& call) {
     memory_hits_.fetch_add(1, std::memory_order_relaxed);
   } else {
     variant = &table_.look_up_or_build(spec, [&]() -> Variant {
+      std::shared_lock building(building_);
       const Session session = this->session();
       const cache::Key key = build_key(spec);               // 5 key
       if (auto entry = get(session, key)) {                 // 6 get
@@ -122,6 +123,7 @@ void Dispatcher::warn_once(const std::string& message, const std::string& reason
 Explanation Dispatcher::explain(const OpCall& call) {
   call.op->check(call);
   const Specialization spec = specialize(call);
+  std::shared_lock building(building_);
   const Session session = this->session();
   const auto describe = [&](const Specialization& which) {
     return Explanation{which.text(), build_key(which).digest(),

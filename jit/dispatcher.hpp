@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <shared_mutex>
 #include <string>
 
 #include "cache/disk_store.hpp"
@@ -94,6 +95,9 @@ class Dispatcher {
   std::atomic<bool> has_cpu_target_{false};
   std::atomic<bool> specialize_{true};
 
+  // Shared while stages 5 to 9 run. A fork waits for them: its child would find LLVM, the dynamic
+  // linker or the log in the middle of what another thread did, locked for ever.
+  std::shared_mutex building_;
   mutable std::mutex mutex_;  // guards what follows; never held while a stage runs
   Session session_;
   std::set<std::string> warned_;

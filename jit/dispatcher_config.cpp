@@ -38,8 +38,9 @@ Dispatcher& Dispatcher::instance() {
   return *dispatcher;
 }
 
-// In the order that configure() takes the two locks.
+// In the order that a build and configure() take them.
 void Dispatcher::lock_for_fork() {
+  building_.lock();
   mutex_.lock();
   table_.lock_for_fork();
 }
@@ -47,11 +48,13 @@ void Dispatcher::lock_for_fork() {
 void Dispatcher::unlock_in_parent() {
   table_.unlock_in_parent();
   mutex_.unlock();
+  building_.unlock();
 }
 
 void Dispatcher::reset_in_child() {
   table_.reset_in_child();
   mutex_.unlock();
+  new (&building_) std::shared_mutex;  // the old one counts waiting threads that are not here
 }
 
 Dispatcher::Session Dispatcher::session() const {
