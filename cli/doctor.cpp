@@ -85,8 +85,10 @@ class Examination {
            fmt::format("{} in {}, tried in {}", compiler_.identity(), where,
                        milliseconds_text(compiled.stats.compile_ms)));
     } catch (const std::exception& error) {
+      const std::string problem = error.what();
+      const bool names_library = problem.find(where) != std::string::npos;
       find("compiler", is_wanted ? State::fail : State::warn,
-           fmt::format("{}: {}", where, error.what()));
+           names_library ? problem : where + ": " + problem);
     }
   }
 
@@ -154,12 +156,14 @@ class Examination {
     }
     const std::string generic = fmt::format("{} of {} generic kernels for {} found", num_found,
                                             specs.size(), rlk::name(*target_));
+    const bool has_all = num_found == specs.size() && !specs.empty();
     if (compiles) {
       find("calls", State::ok, "run specialized kernels, compiled at first use; " + generic);
-    } else if (num_found == specs.size() && !specs.empty()) {
-      find("calls", context_.settings.policy == Policy::off ? State::ok : State::warn,
-           fmt::format("run cached kernels, else generic ones{}; {}",
-                       context_.settings.policy == Policy::off ? " (RLK_JIT=off)" : "", generic));
+    } else if (context_.settings.policy == Policy::off) {
+      find("calls", has_all ? State::ok : State::fail,
+           "run only what is cached (RLK_JIT=off); " + generic);
+    } else if (has_all) {
+      find("calls", State::warn, "run cached kernels, else generic ones; " + generic);
     } else {
       find("calls", State::fail, "cannot run without a compiler; " + generic);
     }
