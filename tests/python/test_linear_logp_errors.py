@@ -230,7 +230,7 @@ def test_grad_output():
             rlk.InvalidArgument, match=f"grad_output: expected a floating dtype, got {got}"
         ):
             rlk.jit.linear_logp_backward(bad, **arguments())
-    with pytest.raises(rlk.InvalidArgument, match="grad_output: expected .*, got None"):
+    with pytest.raises(rlk.InvalidArgument, match="grad_output: expected a tensor, got None"):
         rlk.jit.linear_logp_backward(None, **arguments())
 
 

@@ -17,7 +17,7 @@ FAR = 2**31 + 8  # elements
 
 
 def sparse_file(path, num_elements: int, kind="float32") -> np.ndarray:
-    """A file of holes: as many elements as asked for, no disk used but where something is written."""
+    """A file of holes: disk is used only where something is written."""
     bytes_each = np.dtype(kind).itemsize
     with open(path, "wb") as file:
         os.truncate(file.fileno(), num_elements * bytes_each)

@@ -214,6 +214,8 @@ def test_a_fork_while_another_thread_compiles(tmp_path):
     ended = run_python(
         FORK
         + """
+import rlk  # Python's own lock of a half-done import would stop the child
+operands()
 def work():
     for vocab in range(1000, 1006):
         call(vocab)
@@ -221,7 +223,7 @@ thread = threading.Thread(target=work)
 thread.start()
 answers = []
 while thread.is_alive() and len(answers) < 12:
-    time.sleep(0.03)
+    time.sleep(0.01)
     vocab = 1000 + len(answers) % 6  # perhaps the very one that is being compiled
     answers.append((vocab, child_does(lambda: call(vocab))))
 thread.join()
