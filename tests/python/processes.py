@@ -40,6 +40,14 @@ def maps_llvm():
         return "librlk_llvm" in maps.read()
 """
 
+# One call, and what it was.
+CALL = "logp = call(); report(logp=logp, llvm=maps_llvm())"
+
+
+def entries(folder: Path) -> list[str]:
+    """Names of the cache entries in a folder."""
+    return sorted(name for name in os.listdir(folder) if name.endswith(".rlk"))
+
 
 @dataclass(frozen=True)
 class Ended:

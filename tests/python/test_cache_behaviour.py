@@ -2,20 +2,13 @@
 """The kernel cache as processes see it: folders, rights, damage."""
 
 import os
-import shutil
 import stat
 
 import pytest
-from problems import host_levels
-from processes import PACKAGE, run_python
+from processes import CALL, entries, run_python
 
-CALL = "logp = call(); report(logp=logp, llvm=maps_llvm())"
 # Out of the environment: what would name a folder.
 NO_FOLDERS = ("RLK_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
-
-
-def entries(folder) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if name.endswith(".rlk"))
 
 
 def mode(path) -> int:
@@ -198,7 +191,7 @@ def test_the_folder_is_removed_while_running(tmp_path):
     cache = tmp_path / "cache"
     ended = run_python(
         """
-        import shutil
+                import shutil
         before = call()
         shutil.rmtree(os.environ["RLK_CACHE_DIR"])
         assert call() == before
@@ -291,189 +284,3 @@ def test_an_entry_vanishes_between_processes(tmp_path):
     ended = run_python(CALL, RLK_CACHE_DIR=str(cache))
     assert ended.report["compiles"] == 1
     assert ended.stderr == []
-
-
-# --- Without a compiler -------------------------------------------------------------------------
-
-THREE = "report(logp=[call(), call(51), call()], variant=variant(), llvm=maps_llvm())"
-VARIANT = """
-def variant():
-    import rlk
-    return rlk.jit.explain(*operands()).variant
-"""
-
-
-@pytest.fixture(scope="module")
-def package_without_llvm(tmp_path_factory):
-    """A copy of the package that has no librlk_llvm.so."""
-    copy = tmp_path_factory.mktemp("without llvm") / "rlk"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("librlk_llvm.so", "__pycache__"))
-    copy.joinpath("builtin").chmod(0o755)
-    return copy
-
-
-def test_the_compiler_s_library_is_missing(tmp_path, package_without_llvm):
-    cache = tmp_path / "cache"
-    ended = run_python(VARIANT + THREE, package=package_without_llvm, RLK_CACHE_DIR=str(cache))
-    normal = run_python(VARIANT + THREE, RLK_CACHE_DIR=str(tmp_path / "other"))
-    assert ended.report["logp"] == normal.report["logp"]
-    assert ended.report["variant"] == "generic"
-    assert normal.report["variant"] == "specialized"
-    assert (ended.report["compiles"], ended.report["fallbacks"]) == (0, 3)
-    assert len(ended.warnings) == len(ended.stderr) == 1
-    assert "librlk_llvm.so is missing" in ended.warnings[0]
-    assert not cache.exists()
-
-
-def test_the_compiler_s_library_is_not_one(tmp_path, package_without_llvm):
-    broken = tmp_path / "rlk"
-    shutil.copytree(package_without_llvm, broken)
-    (broken / "librlk_llvm.so").write_text("not a library")
-    ended = run_python(VARIANT + THREE, package=broken, RLK_CACHE_DIR=str(tmp_path / "cache"))
-    assert ended.report["fallbacks"] == 3
-    assert len(ended.warnings) == len(ended.stderr) == 1
-    assert "librlk_llvm.so" in ended.warnings[0]
-
-
-def test_a_warm_cache_needs_no_compiler(tmp_path, package_without_llvm):
-    cache = str(tmp_path / "cache")
-    warm = run_python(CALL, RLK_CACHE_DIR=cache).report
-    ended = run_python(CALL, package=package_without_llvm, RLK_CACHE_DIR=cache)
-    assert (ended.report["disk_hits"], ended.report["fallbacks"]) == (1, 0)
-    assert ended.report["logp"] == warm["logp"]
-    assert ended.stderr == []
-
-
-def test_neither_compiler_nor_built_in_kernels(tmp_path, package_without_llvm):
-    bare = tmp_path / "rlk"
-    shutil.copytree(package_without_llvm, bare, ignore=shutil.ignore_patterns("builtin"))
-    ended = run_python(
-        """
-        import rlk
-        for _ in range(2):
-            try:
-                call()
-                raise SystemExit("expected Unsupported")
-            except rlk.Unsupported as error:
-                report(message=str(error))
-        """,
-        package=bare,
-        RLK_CACHE_DIR=str(tmp_path / "cache"),
-    )
-    for said in ended.reports:
-        for word in ("linear_logp", "x86-64-v", "f32", "librlk_llvm.so"):
-            assert word in said["message"]
-
-
-def test_off_never_compiles(tmp_path):
-    cache = tmp_path / "cache"
-    ended = run_python(VARIANT + THREE, RLK_JIT="off", RLK_CACHE_DIR=str(cache))
-    assert (ended.report["compiles"], ended.report["fallbacks"]) == (0, 3)
-    assert ended.report["variant"] == "generic"
-    assert not ended.report["llvm"]
-    assert len(ended.warnings) == len(ended.stderr) == 1
-    assert "RLK_JIT=off" in ended.warnings[0]
-    assert not cache.exists()
-
-
-def test_off_uses_what_is_stored(tmp_path):
-    cache = str(tmp_path / "cache")
-    warm = run_python(CALL, RLK_CACHE_DIR=cache).report
-    ended = run_python(CALL, RLK_JIT="off", RLK_CACHE_DIR=cache)
-    assert (ended.report["disk_hits"], ended.report["fallbacks"]) == (1, 0)
-    assert ended.report["logp"] == warm["logp"]
-    assert ended.stderr == []
-
-
-# --- Variables ----------------------------------------------------------------------------------
-
-BAD = [
-    ("RLK_JIT", "maybe"),
-    ("RLK_JIT", "SYNC"),
-    ("RLK_JIT", "1"),
-    ("RLK_ARCH", "x86-64-v9"),
-    ("RLK_ARCH", "native"),
-    ("RLK_ARCH", "x86-64-v2,"),
-    ("RLK_NUM_THREADS", "0"),
-    ("RLK_NUM_THREADS", "-1"),
-    ("RLK_NUM_THREADS", "two"),
-    ("RLK_NUM_THREADS", "1.5"),
-    ("RLK_NUM_THREADS", "2 "),
-    ("RLK_NUM_THREADS", "99999999999999999999"),
-    ("RLK_LOG", "loud"),
-]
-
-
-@pytest.mark.parametrize(("variable", "value"), BAD)
-def test_bad_values_of_variables(variable, value):
-    ended = run_python(
-        """
-        import rlk
-        for attempt in (call, rlk.jit.cache_info, lambda: rlk.jit.configure(num_threads=1)):
-            try:
-                attempt()
-                raise SystemExit("expected InvalidArgument")
-            except rlk.InvalidArgument as error:
-                print(json.dumps(str(error)))
-        """,
-        **{variable: value},
-    )
-    assert ended.stderr == []
-    word = value.split(",")[-1]
-    for message in ended.reports:
-        assert message.startswith(f"{variable}: expected ")
-        assert message.endswith(f'got "{word}"')
-
-
-@pytest.mark.parametrize(
-    "variable", ["RLK_JIT", "RLK_ARCH", "RLK_NUM_THREADS", "RLK_LOG", "RLK_CACHE_DIR"]
-)
-def test_an_empty_variable_is_unset(tmp_path, variable):
-    environment = {"HOME": str(tmp_path), "RLK_CACHE_DIR": str(tmp_path / "cache"), variable: ""}
-    ended = run_python(CALL, without=("XDG_CACHE_HOME",), **environment)
-    assert ended.report["compiles"] == 1
-    assert ended.stderr == []
-
-
-def test_levels_have_kernels_of_their_own(tmp_path):
-    cache = tmp_path / "cache"
-    script = """
-    import rlk
-    logp = call()
-    report(logp=logp, kernel=rlk.jit.explain(*operands()).kernel, arch=rlk.jit.settings()["arch"])
-    """
-    keys = set()
-    for level in host_levels():
-        ended = run_python(script, RLK_ARCH=level, RLK_CACHE_DIR=str(cache))
-        assert ended.report["compiles"] == 1
-        assert ended.report["arch"] == level
-        assert ended.report["kernel"] == f"linear_logp.fwd[x=f32 V=50 D=8]@{level}"
-        again = run_python(script, RLK_ARCH=level, RLK_CACHE_DIR=str(cache))
-        assert again.report["disk_hits"] == 1
-        assert again.report["logp"] == ended.report["logp"]
-        keys.add(tuple(entries(cache)))
-    assert len(keys) == len(host_levels())  # one entry more each time
-
-
-def test_a_cuda_target_leaves_the_level_as_it_is():
-    both = run_python(
-        "call(); import rlk; report(arch=rlk.jit.settings()['arch'])", RLK_ARCH="sm_90a,x86-64-v2"
-    )
-    assert both.report["arch"] == "x86-64-v2"
-    alone = run_python("call(); report()", RLK_ARCH="sm_90a", RLK_JIT="off")
-    assert alone.report["fallbacks"] == 1
-
-
-def test_threads_by_variable():
-    script = "import rlk; report(threads=rlk.jit.settings()['num_threads'], logp=call(50, 8, 300))"
-    three = run_python(script, RLK_NUM_THREADS="3", RLK_JIT="off").report
-    one = run_python(script, OMP_NUM_THREADS="1", RLK_JIT="off").report
-    assert (three["threads"], one["threads"]) == (3, 1)
-    assert three["logp"] == one["logp"]
-
-
-def test_info_says_what_is_compiled(tmp_path):
-    ended = run_python(CALL, RLK_LOG="info", RLK_CACHE_DIR=str(tmp_path / "cache"))
-    lines = [line for line in ended.warnings if "compiled" in line]
-    assert len(lines) == 1
-    assert "linear_logp.fwd[x=f32 V=50 D=8]@x86-64-v" in lines[0]
