@@ -191,7 +191,7 @@ def test_the_folder_is_removed_while_running(tmp_path):
     cache = tmp_path / "cache"
     ended = run_python(
         """
-                import shutil
+        import shutil
         before = call()
         shutil.rmtree(os.environ["RLK_CACHE_DIR"])
         assert call() == before
