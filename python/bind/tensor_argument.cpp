@@ -177,6 +177,11 @@ bool is_lazily_negated(py::handle object) {
 }
 
 TensorArgument bind_capsule(py::handle object, const char* argument) {
+  if (py::hasattr(object, "requires_grad")) {
+    // Over a capsule its results would be NumPy arrays and its gradient lost.
+    throw Unsupported("{}: expected torch 2.10 or later (with the DLPack exchange API), got a {} without it",
+                      argument, Py_TYPE(object.ptr())->tp_name);
+  }
   py::object capsule;
   try {
     try {

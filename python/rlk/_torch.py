@@ -79,4 +79,8 @@ def linear_logp(hidden, weight, target, bias, temperature, mask, ignore_index):
                 f"linear_logp: {name}: expected a torch tensor where another argument is one that "
                 f"needs a gradient, got {type(operand).__name__}"
             )
+    if isinstance(temperature, torch.Tensor) and temperature.requires_grad:
+        raise InvalidArgument(
+            "linear_logp: temperature: expected a tensor that needs no gradient, got one that does"
+        )
     return _LinearLogp.apply(hidden, weight, target, bias, temperature, mask, ignore_index)

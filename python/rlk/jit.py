@@ -67,7 +67,7 @@ def linear_logp(
     # A call with torch tensors has imported torch; rlk never does.
     torch = sys.modules.get("torch")
     if torch is not None and torch.is_grad_enabled():
-        for tensor in (hidden, weight, bias):
+        for tensor in (hidden, weight, bias, temperature):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 from rlk import _torch
 

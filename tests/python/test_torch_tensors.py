@@ -200,3 +200,22 @@ def test_inputs_are_the_same_after_a_call():
     for now, then in zip((hidden, weight, target, heat, mask), before, strict=True):
         assert same_bits(now, then)
     assert same_bits(upstream, torch.ones(3, 4))
+
+
+def test_temperature_that_needs_a_gradient_is_refused():
+    hidden, weight, target = tensors()
+    heat = torch.ones(3, 4, requires_grad=True)
+    with pytest.raises(rlk.InvalidArgument, match="temperature: expected a tensor that needs no"):
+        rlk.jit.linear_logp(hidden, weight, target, temperature=heat)
+
+
+def test_torch_without_the_exchange_api_is_refused():
+    class Tensor:  # as torch's before 2.10: a capsule would lose the gradient
+        requires_grad = True
+
+        def __dlpack__(self, **_):
+            raise AssertionError("not to be asked")
+
+    hidden, weight, target = tensors()
+    with pytest.raises(rlk.Unsupported, match="hidden: expected torch 2.10 or later"):
+        rlk.jit.linear_logp(Tensor(), weight, target)
