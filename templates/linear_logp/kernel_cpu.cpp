@@ -94,12 +94,13 @@ RLK_INLINE Int64 output_row(const Args& a, Int64 row) {
 // A panel of rows, transposed: dst[k][lane].
 RLK_INLINE void pack_hidden_by_row(const Args& a, Int64 row, float* dst) {
   const Int64 lanes = min(kPanel, a.num_rows - row);
+  const Int64 used = vectors_for(lanes) * kLanes;  // products leave the vectors beyond alone
   alignas(64) float span[kPanel];
 #pragma clang loop unroll(disable)
   for (Int64 k0 = 0; k0 < dim(a); k0 += kPanel) {
     const Int64 n = min(kPanel, dim(a) - k0);
 #pragma clang loop unroll(disable)
-    for (Int64 lane = 0; lane < kPanel; ++lane) {
+    for (Int64 lane = 0; lane < used; ++lane) {
       load_span(a.hidden,
                 lane < lanes ? hidden_offset(a, row + lane) + k0 * a.hidden_col_stride : 0,
                 a.hidden_col_stride, kX, span, lane < lanes ? n : 0, n);

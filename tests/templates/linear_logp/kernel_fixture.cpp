@@ -100,6 +100,17 @@ bool Matrix::operator==(const Matrix& other) const {
   return true;
 }
 
+bool Matrix::untouched_outside() const {
+  std::vector<std::byte> rest = bytes_;
+  for (Int64 i = 0; i < rows; ++i) {
+    for (Int64 j = 0; j < cols; ++j) {
+      std::memset(rest.data() + (first_ + i * row_stride + j * col_stride) * size(), 0xff,
+                  static_cast<std::size_t>(size()));
+    }
+  }
+  return std::ranges::all_of(rest, [](std::byte b) { return b == std::byte{0xff}; });
+}
+
 Problem random_problem(Int64 type, Int64 n, Int64 d, Int64 v, unsigned seed, Int64 bias_type) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -268,6 +279,9 @@ Result run(const Kernel& kernel, const Problem& problem, Needs needs) {
     operands.grad_bias_stride = 1;
   }
   launch_linear_logp_bwd(kernel.bwd, kernel.tile, operands, pool);
+  for (const Matrix* output : {&result.grad_hidden, &result.grad_weight, &result.grad_bias}) {
+    if (!output->untouched_outside()) throw std::runtime_error("wrote outside an output");
+  }
   return result;
 }
 

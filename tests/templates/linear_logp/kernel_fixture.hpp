@@ -27,6 +27,7 @@ class Matrix {
   Int64 size() const { return type == kTypeFloat32 ? 4 : 2; }
   bool present() const { return rows > 0; }
   bool operator==(const Matrix& other) const;  // bits of the elements
+  bool untouched_outside() const;              // nothing but the elements was written
 
   Int64 type = kTypeNone;
   Int64 rows = 0;
