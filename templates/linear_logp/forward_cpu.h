@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward: partials of each leaf and their merge.
+#pragma once
+
+#include "../common/cpu/math.h"
+#include "pack_cpu.h"
+
+namespace rlk {
+namespace {
+
+// Logits of one vector of rows over a leaf: z replaces the dot products in c; gives the leaf's
+// partial. Order: maximum, then exp terms summed in four chains (column % 4), (0 + 1) + (2 + 3).
+RLK_INLINE void reduce_leaf(float* c, const float* bias, Int64 cols, VecF scale, float* out_max,
+                            float* out_sum) {
+  VecF max = splat(-__builtin_inff());
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < cols; ++v) {
+    const VecF z = logit(load(c + v * kPanel), bias[v], scale);
+    store(c + v * kPanel, z);
+    max = select(z > max, z, max);  // a NaN is passed over here and found by the sum
+  }
+  // A leaf of -inf alone: take 0 as its maximum, so that terms are exp(-inf) = 0 and not NaN.
+  const VecF base = select(max == -__builtin_inff(), splat(0.0f), max);
+  VecF sum[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+  const Int64 whole = cols & ~Int64{3};
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < whole; v += 4) {
+#pragma clang loop unroll(full)
+    for (int u = 0; u < 4; ++u) sum[u] = sum[u] + exp(load(c + (v + u) * kPanel) - base);
+  }
+#pragma clang loop unroll(disable)
+  for (Int64 v = whole; v < cols; ++v) sum[0] = sum[0] + exp(load(c + v * kPanel) - base);
+  store(out_max, max);
+  store(out_sum, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+// One partial merged: sums of all leaves, ascending, each scaled to the row's maximum.
+RLK_INLINE void merge_rows(const Args& a, Int64 row) {
+  const Int64 leaves = ceil_div(vocab(a), kLeaf);
+  VecF max = splat(-__builtin_inff());
+#pragma clang loop unroll(disable)
+  for (Int64 leaf = 0; leaf < leaves; ++leaf) {
+    const VecF m = load(a.partial_max + leaf * a.padded_rows + row);
+    max = select(m > max, m, max);
+  }
+  const VecF base = select(max == -__builtin_inff(), splat(0.0f), max);
+  VecF sum = splat(0.0f);
+#pragma clang loop unroll(disable)
+  for (Int64 leaf = 0; leaf < leaves; ++leaf) {
+    const VecF m = load(a.partial_max + leaf * a.padded_rows + row);
+    const VecF s = load(a.partial_sum + leaf * a.padded_rows + row);
+    sum = fma(s, exp(m - base), sum);
+  }
+  alignas(64) float out[3][kLanes];
+  const VecF log_sum = log(sum);
+  store(out[0], (load(a.lane_target_logit + row) - max) - log_sum);
+  store(out[1], max);
+  store(out[2], log_sum);
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 i = 0; i < min(kLanes, a.num_rows - row); ++i) {
+    const Int64 to = output_row(a, row + i);
+    a.logp[to] = out[0][i];
+    if (a.row_max) a.row_max[to] = out[1][i];
+    if (a.row_log_sum) a.row_log_sum[to] = out[2][i];
+  }
+}
+
+}  // namespace
+
+extern "C" void rlk_linear_logp_fwd_pack(const Args* args, Int64 begin, Int64 end, void*) {
+  const Args& a = *args;
+#pragma clang loop unroll(disable)
+  for (Int64 item = begin; item < end; ++item) {
+    const Int64 row = item * kPanel;
+    pack_row_values(a, row);
+    pack_hidden_by_row(a, row, a.hidden_by_row + row * dim(a));
+  }
+}
+
+extern "C" void rlk_linear_logp_fwd_main(const Args* args, Int64 begin, Int64 end, void* scratch) {
+  const Args& a = *args;
+  float* const weight = static_cast<float*>(scratch);
+  float* const logits = weight + kLeaf * kBlock;
+  float* const bias = logits + a.panels_per_item * kLeaf * kPanel;
+  const Int64 num_panels = a.padded_rows / kPanel;
+  const Int64 groups = ceil_div(num_panels, a.panels_per_item);
+  // Weight rows packed at once. With few panels to use them, a tile's rows: they stay in the
+  // first-level cache and memory is read row by row, as it streams best.
+  const bool few = a.panels_per_item <= 2;
+  const Int64 chunk = few ? kTileRows : kLeaf;
+#pragma clang loop unroll(disable)
+  for (Int64 item = begin; item < end; ++item) {
+    const Int64 leaf = item / groups;
+    const Int64 first = item % groups * a.panels_per_item;
+    const Int64 last = min(first + a.panels_per_item, num_panels);
+    const Int64 v0 = leaf * kLeaf;
+    const Int64 cols = min(kLeaf, vocab(a) - v0);
+#pragma clang loop unroll(disable)
+    for (Int64 v = 0; v < cols; v += chunk) {
+      const Int64 n = min(chunk, cols - v);
+#pragma clang loop unroll(disable)
+      for (Int64 k0 = 0; k0 < dim(a); k0 += kBlock) {
+        const Int64 num_terms = min(kBlock, dim(a) - k0);
+        pack_weight(a, v0 + v, n, k0, num_terms, chunk, weight);
+        Prefetch next = prefetch_weight(a, v0 + v, k0, few ? 2 : 1, chunk,
+                                        (last - first) * ceil_div(n, kTileRows));
+#pragma clang loop unroll(disable)
+        for (Int64 panel = first; panel < last; ++panel) {
+          multiply_block<Shape, Reading::kAlongPanel>(
+              weight, chunk * kPanel, a.hidden_by_row + (panel * dim(a) + k0) * kPanel, num_terms,
+              k0 == 0 ? Start::kZero : Start::kAdd, logits + ((panel - first) * kLeaf + v) * kPanel,
+              n, vectors_for(a.num_rows - panel * kPanel), &next);
+        }
+      }
+    }
+#pragma clang loop unroll(disable) vectorize(disable)
+    for (Int64 v = 0; v < cols; ++v) bias[v] = bias_at(a, v0 + v);
+#pragma clang loop unroll(disable)
+    for (Int64 panel = first; panel < last; ++panel) {
+      float* const c = logits + (panel - first) * kLeaf * kPanel;
+      const Int64 row = panel * kPanel;
+      const Int64 vectors = vectors_for(a.num_rows - row);
+#pragma clang loop unroll(disable)
+      for (Int64 j = 0; j < vectors; ++j) {
+        const Int64 at = leaf * a.padded_rows + row + j * kLanes;
+        reduce_leaf(c + j * kLanes, bias, cols, load(a.lane_scale + row + j * kLanes),
+                    a.partial_max + at, a.partial_sum + at);
+      }
+#pragma clang loop unroll(disable) vectorize(disable)
+      for (Int64 i = 0; i < min(kPanel, a.num_rows - row); ++i) {
+        const Int64 v = a.lane_target[row + i] - v0;
+        if (v >= 0 && v < cols) a.lane_target_logit[row + i] = c[v * kPanel + i];
+      }
+    }
+  }
+}
+
+extern "C" void rlk_linear_logp_fwd_merge(const Args* args, Int64 begin, Int64 end, void*) {
+  const Args& a = *args;
+#pragma clang loop unroll(disable)
+  for (Int64 item = begin; item < end; ++item) {
+#pragma clang loop unroll(disable)
+    for (Int64 row = item * kPanel; row < min((item + 1) * kPanel, a.num_rows); row += kLanes) {
+      merge_rows(a, row);
+    }
+  }
+}
+
+}  // namespace rlk
