@@ -124,6 +124,13 @@ Int64 panels_per_item(const LinearLogpCpuTile& tile, Int64 panels, Int64 leaves,
   return ceil_div(panels, groups);
 }
 
+// Multiplications of an item of fwd_main or bwd_dz. A panel is computed as far as it holds rows.
+Int64 leaf_cost(const LinearLogpCpuTile& tile, const LinearLogpCpuArgs& args) {
+  const Int64 rows =
+      std::min(args.panels_per_item * tile.panel(), round_up(args.num_rows, tile.vector_lanes));
+  return std::min(tile.leaf, args.vocab) * rows * args.dim;
+}
+
 void set_strip(LinearLogpCpuArgs& args, const LinearLogpCpuTile& tile, Int64 first, Int64 rows) {
   args.first_row = first;
   args.num_rows = std::min(rows, args.all_rows - first);
@@ -161,8 +168,8 @@ void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpu
     const Int64 panels = args.padded_rows / panel;
     const Int64 groups = ceil_div(panels, args.panels_per_item);
     runner.run(steps.pack, args, panels, panel * args.dim);
-    runner.run(steps.main, args, leaves * groups,
-               tile.leaf * args.panels_per_item * panel * args.dim, scratch.get(), scratch_floats);
+    runner.run(steps.main, args, leaves * groups, leaf_cost(tile, args), scratch.get(),
+               scratch_floats);
     runner.run(steps.merge, args, panels, leaves * panel * 8);
   }
 }
@@ -226,8 +233,7 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
       if (args.wave_begin == 0 || strip < args.all_rows) {
         runner.run(steps.pack_hidden, args, panels, 2 * panel * args.dim);
       }
-      runner.run(steps.dz, args, leaves * groups,
-                 tile.leaf * args.panels_per_item * panel * args.dim);
+      runner.run(steps.dz, args, leaves * groups, leaf_cost(tile, args));
       if (dh) runner.run(steps.dh, args, dim_panels * panels, panel * panel * args.wave_cols);
       if (dw) runner.run(steps.dw, args, dim_panels * leaves, panel * tile.leaf * args.num_rows);
       if (db) runner.run(steps.db, args, leaves, tile.leaf * args.num_rows);
