@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ class _Gradients(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, compute, *inputs):
+    def forward(ctx: Any, compute: Callable[[], Any], *inputs: Any) -> Any:
         return compute()
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs):
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         raise Unsupported(
             "linear_logp: backward: expected one derivative, got a second (create_graph=True)"
         )
@@ -30,7 +31,16 @@ class _Gradients(torch.autograd.Function):
 
 class _LinearLogp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden, weight, target, bias, temperature, mask, ignore_index):
+    def forward(
+        ctx: Any,
+        hidden: Any,
+        weight: Any,
+        target: Any,
+        bias: Any,
+        temperature: Any,
+        mask: Any,
+        ignore_index: Any,
+    ) -> Any:
         log_prob, row_max, row_log_sum = _core.linear_logp_forward(
             hidden, weight, target, bias, temperature, mask, ignore_index, True
         )
@@ -42,12 +52,12 @@ class _LinearLogp(torch.autograd.Function):
         return log_prob
 
     @staticmethod
-    def backward(ctx: Any, grad_output):
+    def backward(ctx: Any, grad_output: Any) -> Any:
         hidden, weight, bias, row_max, row_log_sum, *_ = ctx.saved_tensors
         target, temperature, mask, ignore_index = ctx.others
         needs_hidden, needs_weight, _, needs_bias, *_ = ctx.needs_input_grad
 
-        def compute():
+        def compute() -> Any:
             return _core.linear_logp_backward(
                 grad_output,
                 hidden,
@@ -72,7 +82,15 @@ class _LinearLogp(torch.autograd.Function):
         return grad_hidden, grad_weight, None, grad_bias, None, None, None
 
 
-def linear_logp(hidden, weight, target, bias, temperature, mask, ignore_index):
+def linear_logp(
+    hidden: Any,
+    weight: Any,
+    target: Any,
+    bias: Any,
+    temperature: Any,
+    mask: Any,
+    ignore_index: Any,
+) -> Any:
     for name, operand in (("hidden", hidden), ("weight", weight), ("bias", bias)):
         if operand is not None and not isinstance(operand, torch.Tensor):
             raise InvalidArgument(
