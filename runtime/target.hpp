@@ -33,4 +33,12 @@ std::span<const Target> cpu_targets();  // rising: each runs on every host of a 
 // a processor below x86-64-v2 or of another architecture.
 std::optional<Target> host_cpu_target();
 
+std::span<const Target> cuda_targets();
+
+// What a device of this compute capability runs; nothing below 8.0.
+std::optional<Target> cuda_target(int major, int minor);
+
+// Shared memory that a block may use on every device of a CUDA target, static and dynamic.
+int shared_limit_bytes(Target target);
+
 }  // namespace rlk

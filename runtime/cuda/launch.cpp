@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prepares an entry once a device, then launches it.
+#include "runtime/cuda/launch.hpp"
+
+#include <fmt/format.h>
+
+namespace rlk::runtime::cuda {
+namespace {
+
+bool ask_capturing(const Driver& driver, Stream stream) {
+  CaptureStatus status = CaptureStatus::none;
+  const Result code = driver.table().stream_is_capturing(stream, &status);
+  // The legacy stream answers so while a stream that it waits for is capturing.
+  if (code == result::capture_implicit) return true;
+  driver.check(code, "cuStreamIsCapturing");
+  return status != CaptureStatus::none;
+}
+
+}  // namespace
+
+LoadedEntry::LoadedEntry(Driver& driver, Kernel kernel, std::string name)
+    : driver_(driver), kernel_(kernel), name_(std::move(name)) {}
+
+bool LoadedEntry::is_prepared(DeviceOrdinal device) const {
+  return device >= 0 && device < k_max_devices &&
+         prepared_[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
+}
+
+void LoadedEntry::prepare(DeviceOrdinal device) {
+  if (is_prepared(device)) return;
+  const DeviceInfo& info = driver_.device(device);
+  if (device >= k_max_devices) {
+    throw Unsupported("device: expected one of cuda:0 to cuda:{}, got cuda:{}", k_max_devices - 1,
+                      device);
+  }
+  const DeviceGuard guard(driver_, device);
+  const RelaxedCapture relaxed(driver_);
+  const DriverTable& table = driver_.table();
+  Function function = nullptr;
+  driver_.check(table.kernel_get_function(&function, kernel_), "cuKernelGetFunction");
+  int static_bytes = 0;
+  driver_.check(table.kernel_get_attribute(&static_bytes, KernelAttribute::static_shared_bytes,
+                                           kernel_, device),
+                "cuKernelGetAttribute");
+  // Set once, and before the flag: two threads may both do it, to the same value.
+  driver_.check(table.kernel_set_attribute(KernelAttribute::max_dynamic_shared_bytes,
+                                           info.shared_bytes_optin - static_bytes, kernel_, device),
+                "cuKernelSetAttribute");
+  prepared_[static_cast<std::size_t>(device)].store(true, std::memory_order_release);
+}
+
+void LoadedEntry::launch(DeviceOrdinal device, Stream stream, const LaunchDims& dims,
+                         void** arguments) {
+  const DeviceGuard guard(driver_, device);
+  if (!is_prepared(device)) {
+    if (ask_capturing(driver_, stream)) {
+      throw Unsupported(
+          "{}: stream: expected a kernel that was launched before on cuda:{}, got a first launch "
+          "inside a CUDA graph capture; call once before the capture, or rlk.jit.preload()",
+          name_, device);
+    }
+    prepare(device);
+  }
+  // The driver takes a CUkernel in a CUfunction's place and finds the current context's function;
+  // a CUfunction of our own would be stale after a reset of the device.
+  const Result code = driver_.table().launch_kernel(
+      reinterpret_cast<Function>(kernel_), dims.grid.x, dims.grid.y, dims.grid.z, dims.block.x,
+      dims.block.y, dims.block.z, dims.shared_bytes, stream, arguments, nullptr);
+  if (code != result::success) {
+    driver_.fail(code, "cuLaunchKernel",
+                 fmt::format("{} of {}x{}x{} blocks of {}x{}x{} threads, {} bytes dynamic shared",
+                             name_, dims.grid.x, dims.grid.y, dims.grid.z, dims.block.x,
+                             dims.block.y, dims.block.z, dims.shared_bytes));
+  }
+}
+
+bool is_capturing(Driver& driver, DeviceOrdinal device, Stream stream) {
+  const DeviceGuard guard(driver, device);
+  return ask_capturing(driver, stream);
+}
+
+}  // namespace rlk::runtime::cuda

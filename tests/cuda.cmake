@@ -1,0 +1,18 @@
+# Stand-ins for libcuda and NVRTC, opened with dlopen as the real ones are.
+function(rlk_fake_library name folder output source)
+  add_library(${name} SHARED ${source})
+  target_link_libraries(${name} PRIVATE rlk_options)
+  set_target_properties(${name} PROPERTIES
+    PREFIX "" SUFFIX "" OUTPUT_NAME ${output}
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/${folder})
+endfunction()
+
+rlk_fake_library(fake_cuda fake_cuda libcuda.so.1 support/fake_cuda.cpp)
+rlk_fake_library(fake_cuda_11 fake_cuda_11 libcuda.so.1 support/fake_cuda.cpp)
+target_compile_definitions(fake_cuda_11 PRIVATE RLK_FAKE_OLDER_THAN_12)
+foreach(library fake_cuda fake_cuda_11)
+  target_compile_definitions(${library} PRIVATE RLK_FAKE_CUDA="")
+endforeach()
+add_dependencies(runtime_cuda_test fake_cuda fake_cuda_11)
+target_compile_definitions(runtime_cuda_test PRIVATE
+  RLK_FAKE_CUDA="$<TARGET_FILE:fake_cuda>" RLK_FAKE_CUDA_11="$<TARGET_FILE:fake_cuda_11>")
