@@ -5,6 +5,7 @@
 #include "jit/dispatcher.hpp"
 #include "python/bind/module.hpp"
 #include "python/bind/tensor_argument.hpp"
+#include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
 #include "templates/linear_logp/op.hpp"
 
@@ -41,7 +42,8 @@ std::optional<std::int64_t> bind_ignore_index(py::handle object) {
 void bind_temperature(py::handle object, Arguments& into) {
   const bool is_number = PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr());
   // NumPy scalars and 0-d tensors convert to a number as well.
-  if (!is_number && py::cast<int>(py::getattr(object, "ndim", py::int_(0))) > 0) {
+  const py::object rank = is_number ? py::object() : py::getattr(object, "ndim", py::none());
+  if (rank && PyLong_Check(rank.ptr()) && !rank.equal(py::int_(0))) {
     into.temperature = bind_tensor(object, "linear_logp: temperature");
     into.call.temperature = into.temperature.tensor;
     return;
@@ -84,8 +86,7 @@ Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target
 }
 
 void run(const LinearLogpCall& call) {
-  py::gil_scoped_release release;
-  jit::Dispatcher::instance().run(call);
+  without_gil([&] { jit::Dispatcher::instance().run(call); });
 }
 
 py::object forward(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
@@ -159,10 +160,7 @@ py::tuple explain(py::handle hidden, py::handle weight, py::handle target, py::h
         dense_tensor(nullptr, DType::f32, bound.call.device, dims.first(dims.size() - 1));
   }
   jit::Explanation found;
-  {
-    py::gil_scoped_release release;
-    found = jit::Dispatcher::instance().explain(bound.call);
-  }
+  without_gil([&] { found = jit::Dispatcher::instance().explain(bound.call); });
   return py::make_tuple(found.kernel, found.key, found.variant, found.source, found.reason);
 }
 

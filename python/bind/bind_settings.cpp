@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // configure, cache_info and what the dispatcher is made of.
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
 #include "jit/dispatcher.hpp"
 #include "python/bind/module.hpp"
+#include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
 #include "runtime/thread_pool.hpp"
 
@@ -11,13 +13,13 @@ namespace rlk::bind {
 namespace {
 
 void configure(const std::optional<std::string>& policy, const std::optional<std::string>& arch,
-               const std::optional<std::string>& cache_dir, const std::optional<int>& num_threads,
+               const std::optional<std::filesystem::path>& cache_dir, const std::optional<int>& num_threads,
                const std::optional<std::string>& log, const std::optional<bool>& specialize) {
   auto& dispatcher = jit::Dispatcher::instance();
   jit::Config config = dispatcher.config();
   if (policy) config.settings.policy = policy_named(*policy);
   if (arch) set_arch(config.settings, *arch);
-  if (cache_dir) config.settings.cache_dir = *cache_dir;
+  if (cache_dir) config.settings.cache_dir = cache_dir->string();
   if (num_threads) {
     if (*num_threads < 1) {
       throw InvalidArgument("configure: num_threads: expected a whole number from 1, got {}",
@@ -27,7 +29,7 @@ void configure(const std::optional<std::string>& policy, const std::optional<std
   }
   if (log) config.settings.log_level = *log;
   if (specialize) config.specialize = *specialize;
-  dispatcher.configure(std::move(config));
+  without_gil([&] { dispatcher.configure(std::move(config)); });
 }
 
 py::tuple cache_info() {
@@ -45,7 +47,10 @@ py::dict settings() {
   result["log"] = config.settings.log_level;
   result["specialize"] = config.specialize;
   for (const auto& layer : jit::Dispatcher::instance().store()->layers()) {
-    if (layer.layer.read_write) result["cache_dir"] = layer.layer.folder;
+    if (!layer.layer.read_write) continue;
+    const std::string& folder = layer.layer.folder;  // any bytes, as os.fsdecode takes them
+    result["cache_dir"] = py::reinterpret_steal<py::object>(PyUnicode_DecodeFSDefaultAndSize(
+        folder.data(), static_cast<Py_ssize_t>(folder.size())));
   }
   return result;
 }
@@ -53,9 +58,8 @@ py::dict settings() {
 }  // namespace
 
 void bind_settings(py::module_& module) {
-  const auto release = py::call_guard<py::gil_scoped_release>();
   module.def("configure", configure, py::arg("policy"), py::arg("arch"), py::arg("cache_dir"),
-             py::arg("num_threads"), py::arg("log"), py::arg("specialize"), release);
+             py::arg("num_threads"), py::arg("log"), py::arg("specialize"));
   module.def("cache_info", cache_info);
   module.def("settings", settings);
 }

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from os import PathLike
 from typing import Any
 
 __version__: str
@@ -41,7 +42,7 @@ def linear_logp_explain(
 def configure(
     policy: str | None,
     arch: str | None,
-    cache_dir: str | None,
+    cache_dir: str | PathLike[str] | None,
     num_threads: int | None,
     log: str | None,
     specialize: bool | None,

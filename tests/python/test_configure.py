@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """configure, settings, cache_info and explain."""
 
+import os
+
 import numpy as np
 import pytest
 from problems import host_levels, problem
@@ -226,3 +228,22 @@ def test_all_public_names_exist():
         for name in module.__all__:
             assert hasattr(module, name)
             assert getattr(module, name).__doc__ or name == "__version__"
+
+
+def test_a_cache_folder_of_any_bytes(tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
+    ended = run_python(
+        """
+        call()
+        import rlk
+        shown = rlk.jit.settings()["cache_dir"]
+        rlk.jit.configure(cache_dir=shown)  # and what it shows it takes
+        assert os.fsencode(shown) == os.environb[b"RLK_CACHE_DIR"]
+        assert len(os.listdir(shown)) == 1
+        import pathlib
+        rlk.jit.configure(cache_dir=pathlib.Path(shown))
+        report()
+        """,
+        RLK_CACHE_DIR=folder,
+    )
+    assert ended.report["compiles"] == 1

@@ -260,3 +260,24 @@ def test_exit_while_a_kernel_runs():
         RLK_LOG="error",
         RLK_NUM_THREADS="2",
     )
+
+
+@pytest.mark.parametrize("work", ["compile", "run"])
+@pytest.mark.parametrize("after_s", [0.05, 0.15, 0.3])
+def test_the_interpreter_may_end_during_calls(work, after_s, tmp_path):
+    # Daemon threads are in the compiler or in a kernel while Python and the statics go.
+    run_python(
+        f"""
+        import threading, time
+        def work(first):
+            dim = first
+            while True:
+                call(*((50, dim, 4) if {work == "compile"} else (5000, 512, 300)))
+                dim += 8
+        call()
+        for first in (9, 10, 11):
+            threading.Thread(target=work, args=(first,), daemon=True).start()
+        time.sleep({after_s})
+        """,
+        RLK_CACHE_DIR=str(tmp_path),
+    )
