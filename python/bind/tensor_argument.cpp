@@ -76,6 +76,12 @@ Tensor view_of(const DLTensor& source, const char* argument) {
   Tensor tensor = dense_tensor(static_cast<std::byte*>(source.data) + source.byte_offset,
                                dtype_of(source.dtype), device, shape);
   if (source.strides != nullptr) std::copy_n(source.strides, source.ndim, tensor.strides.begin());
+  if (source.data == nullptr && tensor.num_elements() > 0) {
+    throw InvalidArgument(
+        "{}: expected a tensor with memory, got one without: its storage is freed (a sharded "
+        "parameter must be gathered before the call) or it is a stand-in such as a FakeTensor",
+        argument);
+  }
   return tensor;
 }
 
@@ -110,7 +116,12 @@ const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
 
 // The reason that a framework gives, without its C++ stack trace.
 std::string first_line(const py::error_already_set& error) {
-  std::string reason = py::str(error.value());
+  const auto text = py::reinterpret_steal<py::object>(PyObject_Str(error.value().ptr()));
+  if (!text) {
+    PyErr_Clear();
+    return py::str(error.type().attr("__name__"));
+  }
+  std::string reason = py::str(text);
   reason.resize(std::min(reason.find('\n'), reason.size()));
   return reason;
 }
@@ -191,6 +202,7 @@ TensorArgument bind_capsule(py::handle object, const char* argument) {
       capsule = object.attr("__dlpack__")();
     }
   } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt, SystemExit
     throw InvalidArgument("{}: expected a tensor that DLPack can export, got {} ({})", argument,
                           Py_TYPE(object.ptr())->tp_name, first_line(error));
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage 2 of linear_logp: shapes, dtypes, devices and plain values. Values inside tensors are
 // checked where they are read, in the launch.
+#include <algorithm>
 #include <cmath>
 
 #include "runtime/error.hpp"
@@ -9,6 +10,9 @@
 
 namespace rlk {
 namespace {
+
+// Only a broadcast tensor can be larger. Sizes of workspace stay far below 2^63 bytes with it.
+constexpr std::int64_t k_largest_size = std::int64_t{1} << 40;
 
 constexpr const char* k_storage_types = "float32, bfloat16 or float16";
 
@@ -48,6 +52,10 @@ void check_operands(const LinearLogpCall& call) {
   }
   expect_device(weight, "weight", call.device);
   const std::int64_t dim = hidden.shape[hidden.rank - 1];
+  if (weight.rank == 2 && std::max(weight.shape[0], dim) > k_largest_size) {
+    throw InvalidArgument("linear_logp: weight: expected V and D of at most 2^40, got {}",
+                          text(weight.dims()));
+  }
   if (weight.rank == 2 && weight.shape[1] == dim && weight.shape[0] > 0 && dim > 0) return;
   const char* hint = "";
   if (weight.num_elements() == 0) hint = "; a sharded weight must be gathered before the call";

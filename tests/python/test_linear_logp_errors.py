@@ -302,3 +302,55 @@ def test_a_refused_call_does_no_harm():
         with pytest.raises(rlk.InvalidArgument):
             rlk.jit.linear_logp(p.hidden, p.weight, p.target + VOCAB)
     assert (p.logp() == before).all()
+
+
+@pytest.mark.parametrize("thrown", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_in_a_producer_is_not_an_error_of_the_argument(thrown):
+    class Producer:
+        def __dlpack__(self, **options):
+            raise thrown
+
+        def __dlpack_device__(self):
+            return 1, 0
+
+    p = problem((3,), 8, 11)
+    with pytest.raises(thrown):
+        rlk.jit.linear_logp(Producer(), p.weight, p.target)
+
+
+def test_an_error_without_a_text_still_names_the_argument():
+    class Unspeakable(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    class Producer:
+        def __dlpack__(self, **options):
+            raise Unspeakable
+
+    p = problem((3,), 8, 11)
+    with pytest.raises(rlk.InvalidArgument, match=r"linear_logp: hidden: .*Unspeakable"):
+        rlk.jit.linear_logp(Producer(), p.weight, p.target)
+
+
+@pytest.mark.parametrize("temperature", [np.float32, type("Odd", (), {"ndim": "two"})()])
+def test_a_temperature_that_only_looks_like_an_array(temperature):
+    p = problem((3,), 8, 11)
+    with pytest.raises(rlk.InvalidArgument, match="linear_logp: temperature: expected"):
+        rlk.jit.linear_logp(p.hidden, p.weight, p.target, temperature=temperature)
+
+
+def test_needs_may_be_any_iterable():
+    p = problem((3,), 8, 11)
+    grads = rlk.jit.linear_logp_backward(
+        np.ones(3, np.float32), p.hidden, p.weight, p.target, needs=iter(["weight"])
+    )
+    assert grads.hidden is None
+    assert grads.weight is not None
+
+
+def test_broadcast_sizes_beyond_any_memory_are_refused():
+    p = problem((1,), 1, 1)
+    for v, d in ((2**41, 1), (1, 2**60)):
+        hidden = np.broadcast_to(p.hidden, (1, d))
+        with pytest.raises(rlk.InvalidArgument, match="linear_logp: weight: expected V and D of"):
+            rlk.jit.linear_logp(hidden, np.broadcast_to(p.weight, (v, d)), p.target)
