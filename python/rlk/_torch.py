@@ -82,6 +82,11 @@ class _LinearLogp(torch.autograd.Function):
         return grad_hidden, grad_weight, None, grad_bias, None, None, None
 
 
+def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
+    level = torch.autograd.forward_ad._current_level
+    return torch.autograd.forward_ad.unpack_dual(tensor).tangent if level >= 0 else None
+
+
 def linear_logp(
     hidden: Any,
     weight: Any,
@@ -96,6 +101,17 @@ def linear_logp(
             raise InvalidArgument(
                 f"linear_logp: {name}: expected a torch tensor where another argument is one that "
                 f"needs a gradient, got {type(operand).__name__}"
+            )
+    for name, operand in (
+        ("hidden", hidden),
+        ("weight", weight),
+        ("bias", bias),
+        ("temperature", temperature),
+    ):
+        if isinstance(operand, torch.Tensor) and _tangent(operand) is not None:
+            raise Unsupported(
+                f"linear_logp: {name}: expected a tensor without a tangent (no forward-mode "
+                "derivative is there), got one with it"
             )
     if isinstance(temperature, torch.Tensor) and temperature.requires_grad:
         raise InvalidArgument(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, NamedTuple
 
@@ -66,9 +67,11 @@ def linear_logp(
     """
     # A call with torch tensors has imported torch; rlk never does.
     torch = sys.modules.get("torch")
-    if torch is not None and torch.is_grad_enabled():
+    # Within forward_ad.dual_level() or torch.func.jvp a tensor may carry a tangent.
+    tangents = torch is not None and torch.autograd.forward_ad._current_level >= 0
+    if torch is not None and (tangents or torch.is_grad_enabled()):
         for tensor in (hidden, weight, bias, temperature):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            if isinstance(tensor, torch.Tensor) and (tangents or tensor.requires_grad):
                 from rlk import _torch
 
                 return _torch.linear_logp(
@@ -119,6 +122,7 @@ def linear_logp_backward(
         >>> grads = rlk.jit.linear_logp_backward(-advantages, hidden, weight, tokens)
         >>> weight -= 1e-3 * grads.weight
     """
+    needs = needs if isinstance(needs, str) else tuple(needs)
     unknown = set(needs) - {"hidden", "weight", "bias"}
     if unknown or isinstance(needs, str):
         from rlk.errors import InvalidArgument
@@ -213,7 +217,7 @@ def configure(
     *,
     policy: str | None = None,
     arch: str | None = None,
-    cache_dir: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
     num_threads: int | None = None,
     log: str | None = None,
     specialize: bool | None = None,

@@ -219,3 +219,48 @@ def test_torch_without_the_exchange_api_is_refused():
     hidden, weight, target = tensors()
     with pytest.raises(rlk.Unsupported, match="hidden: expected torch 2.10 or later"):
         rlk.jit.linear_logp(Tensor(), weight, target)
+
+
+def without_memory(tensor):
+    """What FSDP leaves of a sharded parameter: the shape, and a storage of no bytes."""
+    freed = tensor.clone()
+    freed.untyped_storage().resize_(0)
+    return freed
+
+
+@pytest.mark.parametrize("name", ["hidden", "weight", "target"])
+def test_a_freed_storage_is_refused(name):
+    hidden, weight, target = tensors()
+    given = {"hidden": hidden, "weight": weight, "target": target}
+    given[name] = without_memory(given[name])
+    with pytest.raises(rlk.InvalidArgument, match=f"linear_logp: {name}: .* its storage is freed"):
+        rlk.jit.linear_logp(**given)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_stand_for_others_are_refused():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    hidden, weight, target = tensors()
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(hidden), mode.from_tensor(weight), mode.from_tensor(target)
+        with pytest.raises(rlk.InvalidArgument, match="expected a tensor with memory"):
+            rlk.jit.linear_logp(*fake)
+    with pytest.raises(rlk.InvalidArgument, match="expected a tensor with memory"):
+        rlk.jit.linear_logp(torch._efficientzerotensor(3, 4, 12), weight, target)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in dual_level
+@pytest.mark.parametrize("name", ["hidden", "weight", "bias", "temperature"])
+@pytest.mark.parametrize("grad_mode", [True, False])
+def test_a_tangent_is_refused_and_never_lost(name, grad_mode):
+    hidden, weight, target = tensors()
+    given = {"hidden": hidden, "weight": weight}
+    given |= {"bias": torch.zeros(301), "temperature": torch.ones(3, 4)}
+    forward_ad = torch.autograd.forward_ad
+    want = rlk.jit.linear_logp(target=target, **given)
+    with torch.set_grad_enabled(grad_mode), forward_ad.dual_level():
+        assert same_bits(rlk.jit.linear_logp(target=target, **given), want)
+        given[name] = forward_ad.make_dual(given[name], torch.ones_like(given[name]))
+        with pytest.raises(rlk.Unsupported, match=f"linear_logp: {name}: .* without a tangent"):
+            rlk.jit.linear_logp(target=target, **given)
