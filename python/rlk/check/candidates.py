@@ -143,10 +143,10 @@ class Candidate:
     def _guarded(self, kind: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Failure:
+        except (Failure, KeyboardInterrupt):
             raise
-        except Exception as error:
-            raise Failure(kind, f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        except BaseException as error:  # sys.exit(0) in a kernel must not end the check with 0
+            raise Failure(kind, _said(error)) from error
 
     def _takes_out(self) -> bool:
         try:
@@ -204,6 +204,15 @@ class _Call:
         return tuple(n for n, (before, base) in self._given.items() if not same(before, base))
 
 
+def _said(error: BaseException) -> str:
+    """Type and first line of an exception, whose text may itself raise."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "an error without a text"
+    return f"{type(error).__name__}: {text}".splitlines()[0]
+
+
 def _no_grad(framework: Framework) -> AbstractContextManager[Any]:
     if not isinstance(framework, TorchFramework):
         return nullcontext()
@@ -258,8 +267,10 @@ def foreign_candidate(
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise Misuse(f"candidate: expected an importable {path}, got {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a module does at import, sys.exit(0) included
+        raise Misuse(f"candidate: expected an importable {path}, got {_said(error)}") from error
     return from_function(spec, path, found, device, framework, adapter)
 
 

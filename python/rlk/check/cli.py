@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ops = list(SPECS) if given.all and given.op is None else [given.op or "linear_logp"]
     if "" not in sys.path:
         sys.path.insert(0, "")  # MODULE:FUNCTION beside the caller, as with python -m
+    for name in ("json", "junit"):
+        if problem := _why_not_writable(getattr(given, name)):
+            print(f"rlk-check: --{name}: {problem}", file=sys.stderr)
+            return 2
     try:
         found = [_run(op, given) for op in ops]
     except Misuse as error:
@@ -111,6 +116,16 @@ def _run(op: str, given: argparse.Namespace) -> Report:
     )
     arguments = {name: getattr(given, name) for name in same.split()}
     return run(op, suite=given.all, on_result=show, **arguments)
+
+
+def _why_not_writable(place: str | None) -> str | None:
+    """Asked before any work: minutes of checks are not lost to a wrong path."""
+    if place is None or place == "-":
+        return None
+    path = Path(place)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        return f"expected a file that can be written, got {place}"
+    return None
 
 
 def _write(place: str, text: str) -> None:

@@ -103,10 +103,15 @@ def _testsuite(report: Report) -> ElementTree.Element:
         )
         if result.failed:
             failure = ElementTree.SubElement(case, "failure", type=str(result.failure))
-            failure.set("message", f"{result.message}{where(result)}")
+            failure.set("message", _xml_text(f"{result.message}{where(result)}"))
         elif not result.passed:
             ElementTree.SubElement(case, "skipped", message=str(result.message))
     return suite
+
+
+def _xml_text(text: str) -> str:
+    """Text with what XML 1.0 cannot hold, control characters and surrogates, as escapes."""
+    return "".join(c if c in "\t\n\r" or c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _counts(report: Report) -> dict[str, int]:

@@ -55,7 +55,10 @@ def rlk_candidate(
         scope=lambda: _configured(jit, variant, target),
     )
     with made.scope():  # a target that rlk does not know is found here
-        made.target = target or (jit.settings()["arch"] if device == "cpu" else None)
+        runs = jit.settings()["arch"] if device == "cpu" else target
+    if target not in (None, runs):
+        raise Misuse(f"target: expected one of the device {device}, got {target}")
+    made.target = runs
     return made
 
 

@@ -36,7 +36,7 @@ def refusals(session: Session, case: Case) -> Measured:
     spec = session.spec
     for bad in spec.rejected(case):
         try:
-            outcome = session.candidate.forward(spec, bad.inputs)
+            outcome = session.forward(bad.inputs)
         except Failure as failure:
             if failure.kind == "raised":
                 continue

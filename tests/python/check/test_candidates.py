@@ -217,3 +217,42 @@ def test_the_package_needs_numpy_alone() -> None:
         "SPECS['linear_logp'].build(case)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("thrown", [SystemExit(0), GeneratorExit(), MemoryError(), Unspeakable()])
+def test_whatever_a_kernel_throws_is_a_failure(thrown: BaseException) -> None:
+    def kernel(**a: Any) -> Any:
+        raise thrown
+
+    assert outcome(kernel) == {"forward": "raised", "gradient": "raised"}
+
+
+def test_a_kernel_can_be_interrupted() -> None:
+    def kernel(**a: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        outcome(kernel)
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(0)", "1/0", "syntax error"])
+def test_a_module_that_cannot_be_imported_is_misuse(
+    code: str, tmp_path: Any, monkeypatch: Any
+) -> None:
+    (tmp_path / "unimportable_kernel.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Misuse, match="candidate: expected an importable"):
+        rlk.check.run(candidate="unimportable_kernel:kernel")
+
+
+def test_an_output_of_another_shape_fails_every_check() -> None:
+    def kernel(**a: Any) -> Any:
+        return torch.zeros(1)
+
+    found = outcome(kernel, invariance=True)
+    assert set(found.values()) == {"shape"}

@@ -54,6 +54,9 @@ def test_a_broken_kernel_exits_1_and_says_where(capsys: Any) -> None:
         (("--input-mode", "zeros"), "--input-mode"),
         (("--candidate", "nothing"), "--candidate"),
         (("--no-such-flag",), "--no-such-flag"),
+        (("--json", "/no/such/folder/report.json"), "--json"),
+        (("--junit", "/"), "--junit"),
+        (("--candidate", "rlk", "--target", "sm_90a"), "--target"),
     ],
 )
 def test_misuse_exits_2_with_one_line(arguments: Any, named: str, capsys: Any) -> None:
@@ -120,3 +123,17 @@ def test_the_same_seed_gives_the_same_report(tmp_path: Path) -> None:
             del result["seconds"]
         documents.append(document)
     assert documents[0] == documents[1]
+
+
+def test_junit_stays_xml_whatever_a_kernel_says(tmp_path: Path, monkeypatch: Any) -> None:
+    import broken
+
+    def kernel(**a: Any) -> Any:
+        raise ValueError("\udcff\x00\x1b[31m]]><&\uffff")
+
+    monkeypatch.setattr(broken, "speaks_badly", kernel, raising=False)
+    file = tmp_path / "junit.xml"
+    main(["--candidate", "broken:speaks_badly", "--dtype", "fp32", "--junit", str(file)])
+    failure = ElementTree.fromstring(file.read_bytes()).find("testsuite/testcase/failure")
+    assert failure is not None
+    assert "\\x1b[31m]]><&" in str(failure.get("message"))
