@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <functional>
 #include <tuple>
+#include <unordered_set>
 
 namespace rlk::cli {
 namespace {
@@ -68,13 +69,9 @@ std::string file_stem(const Kernel& kernel) {
 
 // An entry that an upper layer has too is hidden by it, as it is for a get.
 void drop_hidden(std::vector<const Kernel*>& found) {
-  std::vector<const Kernel*> visible;
-  for (const Kernel* kernel : found) {
-    const bool is_hidden = std::ranges::any_of(
-        visible, [&](const Kernel* other) { return file_stem(*other) == file_stem(*kernel); });
-    if (!is_hidden) visible.push_back(kernel);
-  }
-  found = std::move(visible);
+  std::unordered_set<std::string> seen;
+  std::erase_if(found,
+                [&](const Kernel* kernel) { return !seen.insert(file_stem(*kernel)).second; });
 }
 
 void tell_candidates(const Context& context, const std::string& word,
