@@ -83,7 +83,7 @@ class _LinearLogp(torch.autograd.Function):
 
 
 def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
-    level = torch.autograd.forward_ad._current_level
+    level = getattr(torch.autograd.forward_ad, "_current_level", -1)
     return torch.autograd.forward_ad.unpack_dual(tensor).tangent if level >= 0 else None
 
 

@@ -68,7 +68,8 @@ def linear_logp(
     # A call with torch tensors has imported torch; rlk never does.
     torch = sys.modules.get("torch")
     # Within forward_ad.dual_level() or torch.func.jvp a tensor may carry a tangent.
-    tangents = torch is not None and torch.autograd.forward_ad._current_level >= 0
+    # The level has no public name; a torch without it is taken to be outside.
+    tangents = torch is not None and getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
     if torch is not None and (tangents or torch.is_grad_enabled()):
         for tensor in (hidden, weight, bias, temperature):
             if isinstance(tensor, torch.Tensor) and (tangents or tensor.requires_grad):
