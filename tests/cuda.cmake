@@ -16,3 +16,11 @@ endforeach()
 add_dependencies(runtime_cuda_test fake_cuda fake_cuda_11)
 target_compile_definitions(runtime_cuda_test PRIVATE
   RLK_FAKE_CUDA="$<TARGET_FILE:fake_cuda>" RLK_FAKE_CUDA_11="$<TARGET_FILE:fake_cuda_11>")
+
+rlk_fake_library(fake_nvrtc fake_nvrtc libnvrtc.so.12 jit/nvrtc/fake_nvrtc.cpp)
+target_compile_definitions(fake_nvrtc PRIVATE RLK_FAKE_NVRTC="")
+target_link_options(fake_nvrtc PRIVATE
+  -Wl,--build-id=0x00112233445566778899aabbccddeeff00112233)
+rlk_fake_library(fake_builtins fake_nvrtc libnvrtc-builtins.so.12.99 jit/nvrtc/fake_builtins.cpp)
+add_dependencies(jit_nvrtc_test fake_nvrtc fake_builtins)
+target_compile_definitions(jit_nvrtc_test PRIVATE RLK_FAKE_NVRTC="$<TARGET_FILE:fake_nvrtc>")

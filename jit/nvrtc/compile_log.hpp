@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is read from the compiler's texts: spills from the log, the version of PTX.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace rlk::jit {
+
+// The most bytes that one function spills, from a log under --ptxas-options=-v; -1 if it does not
+// speak of spills.
+std::int64_t spilled_bytes(std::string_view log);
+
+// Sets PTX's `.version` line to 7.4, so that older drivers take it. False if there is none.
+bool set_ptx_version(std::vector<std::byte>& ptx);
+
+// Whether PTX defines a kernel of that name.
+bool ptx_has_entry(std::string_view ptx, std::string_view name);
+
+}  // namespace rlk::jit
