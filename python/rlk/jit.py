@@ -57,7 +57,8 @@ def linear_logp(
 
     Raises:
         rlk.InvalidArgument: a shape, dtype, device or value is wrong (a ValueError).
-        rlk.Unsupported: nothing here can run this device and dtype (a NotImplementedError).
+        rlk.Unsupported: nothing here can run this device and dtype, or a tensor carries a tangent
+            of forward-mode differentiation (a NotImplementedError).
 
     Example:
         >>> log_probs = rlk.jit.linear_logp(hidden, lm_head.weight, tokens, temperature=0.7)
