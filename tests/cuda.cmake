@@ -3,7 +3,7 @@ function(rlk_fake_library name folder output source)
   add_library(${name} SHARED ${source})
   target_link_libraries(${name} PRIVATE rlk_options)
   set_target_properties(${name} PROPERTIES
-    PREFIX "" SUFFIX "" OUTPUT_NAME ${output}
+    PREFIX "" SUFFIX "" OUTPUT_NAME ${output} NO_SONAME ON  # else they answer for the real ones
     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/${folder})
 endfunction()
 
