@@ -2,23 +2,23 @@
 // Reads the environment once and checks each value.
 #include "runtime/settings.hpp"
 
+#include "runtime/error.hpp"
+
 #include <dlfcn.h>
 
 #include <charconv>
 #include <cstdlib>
 
-#include "runtime/error.hpp"
-
 namespace rlk {
 namespace {
 
-int positive_number(const char* variable, const std::string& text) {
+int number_of_threads(const std::string& text) {
   int value = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < 1) {
-    throw InvalidArgument("{}: expected a whole number from 1, got \"{}\"", variable, text);
-  }
-  return value;
+  if (error != std::errc{} || end != text.data() + text.size()) value = 0;
+  if (value >= 1 && value <= k_max_threads) return value;
+  throw InvalidArgument("RLK_NUM_THREADS: expected a whole number from 1 to {}, got \"{}\"",
+                        k_max_threads, text);
 }
 
 // The folder of the library or program that this code was linked into; rlk-jit lies in its bin/.
@@ -54,8 +54,9 @@ void set_arch(Settings& settings, const std::string& list) {
     if (backend(*target) == Backend::cpu) {
       const auto host = host_cpu_target();
       if (!host || *target > *host) {
-        throw InvalidArgument("RLK_ARCH: expected a level that this processor runs, at most {}, got {}",
-                              host ? name(*host) : "none", word);
+        throw InvalidArgument(
+            "RLK_ARCH: expected a level that this processor runs, at most {}, got {}",
+            host ? name(*host) : "none", word);
       }
       settings.cpu_target = target;
     } else {
@@ -72,7 +73,7 @@ Settings read_settings(const Lookup& environment) {
   if (auto text = environment("RLK_LOG")) settings.log_level = *text;
   if (auto text = environment("RLK_ARCH")) set_arch(settings, *text);
   if (auto text = environment("RLK_NUM_THREADS")) {
-    settings.num_threads = positive_number("RLK_NUM_THREADS", *text);
+    settings.num_threads = number_of_threads(*text);
   }
   settings.cache_dir = environment("RLK_CACHE_DIR");
   return settings;

@@ -2,27 +2,30 @@
 // The environment variables, read once; `rlk.jit.configure` changes a copy of these values.
 #pragma once
 
+#include "runtime/target.hpp"
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
 
-#include "runtime/target.hpp"
-
 namespace rlk {
 
 // sync: a miss compiles. off: never compiles; layers, else the generic variant.
 enum class Policy : std::uint8_t { sync, off };
 
+// Each thread has a stack and scratch of its own: a slip of the key must not ask for millions.
+inline constexpr int k_max_threads = 1024;
+
 struct Settings {
-  Policy policy = Policy::sync;            // RLK_JIT
-  std::string log_level = "warn";          // RLK_LOG
-  std::optional<Target> cpu_target;        // RLK_ARCH (a comma-separated list, one a backend)
-  std::optional<Target> cuda_target;       // RLK_ARCH
-  std::optional<int> num_threads;          // RLK_NUM_THREADS
-  std::optional<std::string> cache_dir;    // RLK_CACHE_DIR
-  std::filesystem::path package_folder;    // holds librlk_llvm.so and builtin/; beside this code
+  Policy policy = Policy::sync;          // RLK_JIT
+  std::string log_level = "warn";        // RLK_LOG
+  std::optional<Target> cpu_target;      // RLK_ARCH (a comma-separated list, one a backend)
+  std::optional<Target> cuda_target;     // RLK_ARCH
+  std::optional<int> num_threads;        // RLK_NUM_THREADS
+  std::optional<std::string> cache_dir;  // RLK_CACHE_DIR
+  std::filesystem::path package_folder;  // holds librlk_llvm.so and builtin/; beside this code
 };
 
 using Lookup = std::function<std::optional<std::string>(const char* name)>;
@@ -36,8 +39,8 @@ Settings read_settings();
 Policy policy_named(const std::string& text);  // throws InvalidArgument
 std::string_view name(Policy policy);
 
-// Sets cpu_target or cuda_target from "x86-64-v3" or "sm_90a,x86-64-v4". Throws InvalidArgument on an
-// unknown name, and on a CPU level that this host cannot run.
+// Sets cpu_target or cuda_target from "x86-64-v3" or "sm_90a,x86-64-v4". Throws InvalidArgument on
+// an unknown name, and on a CPU level that this host cannot run.
 void set_arch(Settings& settings, const std::string& list);
 
 }  // namespace rlk

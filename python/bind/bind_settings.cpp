@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // configure, cache_info and what the dispatcher is made of.
-#include <pybind11/stl.h>
-#include <pybind11/stl/filesystem.h>
-
 #include "jit/dispatcher.hpp"
 #include "python/bind/module.hpp"
 #include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
 #include "runtime/thread_pool.hpp"
 
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
 namespace rlk::bind {
 namespace {
 
 void configure(const std::optional<std::string>& policy, const std::optional<std::string>& arch,
-               const std::optional<std::filesystem::path>& cache_dir, const std::optional<int>& num_threads,
-               const std::optional<std::string>& log, const std::optional<bool>& specialize) {
+               const std::optional<std::filesystem::path>& cache_dir,
+               const std::optional<int>& num_threads, const std::optional<std::string>& log,
+               const std::optional<bool>& specialize) {
   auto& dispatcher = jit::Dispatcher::instance();
   jit::Config config = dispatcher.config();
   if (policy) config.settings.policy = policy_named(*policy);
   if (arch) set_arch(config.settings, *arch);
   if (cache_dir) config.settings.cache_dir = cache_dir->string();
   if (num_threads) {
-    if (*num_threads < 1) {
-      throw InvalidArgument("configure: num_threads: expected a whole number from 1, got {}",
-                            *num_threads);
+    if (*num_threads < 1 || *num_threads > k_max_threads) {
+      throw InvalidArgument("configure: num_threads: expected a whole number from 1 to {}, got {}",
+                            k_max_threads, *num_threads);
     }
     config.settings.num_threads = *num_threads;
   }
@@ -49,8 +50,8 @@ py::dict settings() {
   for (const auto& layer : jit::Dispatcher::instance().store()->layers()) {
     if (!layer.layer.read_write) continue;
     const std::string& folder = layer.layer.folder;  // any bytes, as os.fsdecode takes them
-    result["cache_dir"] = py::reinterpret_steal<py::object>(PyUnicode_DecodeFSDefaultAndSize(
-        folder.data(), static_cast<Py_ssize_t>(folder.size())));
+    result["cache_dir"] = py::reinterpret_steal<py::object>(
+        PyUnicode_DecodeFSDefaultAndSize(folder.data(), static_cast<Py_ssize_t>(folder.size())));
   }
   return result;
 }

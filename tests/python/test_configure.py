@@ -130,8 +130,15 @@ def test_settings_are_those_configured():
         ({"policy": "maybe"}, 'RLK_JIT: expected .*, got "maybe"'),
         ({"arch": "x86-64-v9"}, 'RLK_ARCH: expected .*, got "x86-64-v9"'),
         ({"arch": ""}, "RLK_ARCH: expected"),
-        ({"num_threads": 0}, "configure: num_threads: expected a whole number from 1, got 0"),
-        ({"num_threads": -3}, "configure: num_threads: expected a whole number from 1, got -3"),
+        (
+            {"num_threads": 0},
+            "configure: num_threads: expected a whole number from 1 to 1024, got 0",
+        ),
+        (
+            {"num_threads": -3},
+            "configure: num_threads: expected a whole number from 1 to 1024, got -3",
+        ),
+        ({"num_threads": 9999}, "configure: num_threads: expected a whole number from 1 to 1024"),
         ({"log": "loud"}, 'RLK_LOG: expected .*, got "loud"'),
     ],
 )

@@ -17,6 +17,7 @@ BAD = [
     ("RLK_NUM_THREADS", "two"),
     ("RLK_NUM_THREADS", "1.5"),
     ("RLK_NUM_THREADS", "2 "),
+    ("RLK_NUM_THREADS", "1025"),
     ("RLK_NUM_THREADS", "99999999999999999999"),
     ("RLK_LOG", "loud"),
 ]
