@@ -24,3 +24,10 @@ target_link_options(fake_nvrtc PRIVATE
 rlk_fake_library(fake_builtins fake_nvrtc libnvrtc-builtins.so.12.99 jit/nvrtc/fake_builtins.cpp)
 add_dependencies(jit_nvrtc_test fake_nvrtc fake_builtins)
 target_compile_definitions(jit_nvrtc_test PRIVATE RLK_FAKE_NVRTC="$<TARGET_FILE:fake_nvrtc>")
+
+add_test(NAME nvrtc_leaves_the_driver_alone
+  COMMAND jit_nvrtc_test --gtest_filter=NvrtcTargetsTest.ACompileLeavesTheDriverAlone)
+set_tests_properties(nvrtc_leaves_the_driver_alone PROPERTIES
+  ENVIRONMENT "LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>"
+  SKIP_REGULAR_EXPRESSION "RLK_TEST_NVRTC names no NVRTC")
+add_dependencies(jit_nvrtc_test fake_cuda)

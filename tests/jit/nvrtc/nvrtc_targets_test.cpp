@@ -6,6 +6,7 @@
 #include "runtime/error.hpp"
 #include "tests/support/temp_dir.hpp"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -177,6 +178,16 @@ TEST_F(NvrtcTargetsTest, AnErrorHasLogAndSource) {
           << text;
       EXPECT_NE(text.find("\nsource: " + folder_.path()), text.npos) << text;
     }
+  }
+}
+
+// NVRTC's own cache would initialize the driver, and no fork is safe after that. ctest runs this
+// once more where a libcuda.so.1 can be found.
+TEST_F(NvrtcTargetsTest, ACompileLeavesTheDriverAlone) {
+  for (const auto& compiler : compilers_) {
+    compiler->compile(request(Target::sm_80, 512, false));
+    compiler->compile(request(Target::compute_80, 512, false));
+    EXPECT_EQ(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), nullptr) << compiler->identity();
   }
 }
 
