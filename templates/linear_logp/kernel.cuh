@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear_logp on CUDA: log-probabilities of given targets, and their gradients.
+//
+//   z[r][v]  = (sum_k hidden[r][k] * weight[v][k] + bias[v]) * inverse_temperature[r]
+//   logp[r]  = (z[r][target] - max_v z) - log(sum_v exp(z - max))
+//   dZ[r][v] = grad[r] * inverse_temperature[r] * (1[v == target] - exp((z - max) - log_sum))
+//   dhidden = dZ * weight, dweight = dZ^T * hidden, dbias[v] = sum_r dZ[r][v]
+//
+// Rendered before this text, in namespace rlk but for the first:
+//   RLK_BACKWARD   macro: 1 gives the entries of the backward, 0 those of the forward
+//   kX             type of hidden and weight: 1 fp32, 2 bf16, 3 fp16; never -1
+//   kV             vocabulary size, or -1: run-time vocab
+//   kD             hidden size, or -1: run-time dim
+//   kSharedLimit   most shared bytes that a block of the target may have
+//
+// Steps in launch order, each one argument by value: LinearLogpCudaCopy for pack, LinearLogpCudaArgs
+// for all others. "tiles" is a grid of ceil(rows / tile.rows) * ceil(cols / tile.cols) blocks of
+// tile.threads() with tile.shared_bytes() of dynamic shared memory (cuda_args.h); other steps have
+// none. Steps with "if" are left out otherwise.
+//
+//   forward                       grid                     if
+//     rlk_linear_logp_fwd_rows      1 x 1024                 a mask or ignore_index is given
+//     rlk_linear_logp_fwd_pack      any x 256                an operand or row array needs a copy
+//     for each strip of rows:
+//     rlk_linear_logp_fwd_main      logits tiles of the strip x vocab
+//     rlk_linear_logp_fwd_merge     ceil(strip_rows / 32) x 512
+//   backward
+//     rlk_linear_logp_bwd_rows      1 x 1024                 as above
+//     rlk_linear_logp_bwd_pack      any x 256                as above; hidden also with bwd_rows
+//     rlk_linear_logp_bwd_grads     1 x 512
+//     rlk_linear_logp_bwd_shift     any x 256                fp16 and grad_weight
+//     for each wave of vocabulary:
+//     rlk_linear_logp_bwd_dz        logits tiles of num_rows x wave_cols
+//     rlk_linear_logp_bwd_dh        gradient tiles of num_rows x dim     grad_hidden
+//     rlk_linear_logp_bwd_dw        gradient tiles of wave_cols x dim    grad_weight
+//     rlk_linear_logp_bwd_db        ceil(wave_cols / 32) x 256           grad_bias
+// With bwd_rows grad_hidden must be 0 before; strips and waves never show in the result.
+//
+// Operations: forward 2*N*V*D, backward 6*N*V*D. Memory: forward 8*N*ceil(V/192) bytes written and
+// read once; backward a wave of dZ written once and read once a product.
+#if RLK_BACKWARD
+#include "linear_logp/backward.cuh"
+#else
+#include "linear_logp/forward.cuh"
+#endif

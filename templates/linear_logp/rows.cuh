@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of a linear_logp call on the device: which are active, and the values that each one has.
+#pragma once
+
+#include "common/cuda/element.cuh"
+#include "common/cuda/math.cuh"
+#include "linear_logp/cuda_args.h"
+
+namespace rlk {
+
+using Args = LinearLogpCudaArgs;
+
+RLK_DEVICE Int64 vocab(const Args& a) { return kV >= 0 ? kV : a.vocab; }
+RLK_DEVICE Int64 dim(const Args& a) { return kD >= 0 ? kD : a.dim; }
+RLK_DEVICE Int64 num_active(const Args& a) { return a.num_active ? *a.num_active : a.num_rows; }
+
+// Row of the call that active row i is.
+RLK_DEVICE Int64 call_row(const Args& a, Int64 i) { return a.rows ? a.rows[i] : i; }
+
+RLK_DEVICE Int64 target_of(const Args& a, Int64 row) {
+  return read_integer(a.target.data, row * a.target.stride, a.target.type);
+}
+
+// Inverse temperature: NaN where the temperature is no finite number above 0.
+RLK_DEVICE float scale_of(const Args& a, Int64 row) {
+  if (!a.temperature.data) return a.inverse_temperature;
+  const float t = read_float(a.temperature.data, row * a.temperature.stride, a.temperature.type);
+  return t > 0.0f && t < infinity() ? div_rn(1.0f, t) : nan();
+}
+
+RLK_DEVICE bool is_active(const Args& a, Int64 row) {
+  if (a.has_ignore_index && target_of(a, row) == a.ignore_index) return false;
+  return !a.mask.data || read_mask(a.mask.data, row * a.mask.stride, a.mask.type);
+}
+
+// Where active row i of the hidden matrix starts.
+template <class T>
+RLK_DEVICE const T* hidden_row(const Args& a, Int64 i) {
+  return static_cast<const T*>(a.hidden) + (a.hidden_packed ? i : call_row(a, i)) * a.hidden_pitch;
+}
+
+// Lists the active rows, ascending, in one block of 1024 threads. Gives the others, in the forward,
+// their neutral values.
+RLK_DEVICE void list_active_rows(const Args& a, bool forward) {
+  __shared__ int before[32];  // active rows in the warps before
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  Int64 num_listed = 0;
+#pragma unroll 1
+  for (Int64 first = 0; first < a.num_rows; first += 1024) {
+    const Int64 row = first + threadIdx.x;
+    const bool active = row < a.num_rows && is_active(a, row);
+    const unsigned votes = __ballot_sync(kFullWarp, active);
+    if (lane == 0) before[warp] = __popc(votes);
+    __syncthreads();
+    int sum = 0, all = 0;
+#pragma unroll 1
+    for (int i = 0; i < 32; ++i) {
+      sum += i < warp ? before[i] : 0;
+      all += before[i];
+    }
+    if (active) a.rows[num_listed + sum + __popc(votes & ((1u << lane) - 1))] = row;
+    if (!active && forward && row < a.num_rows) {
+      a.logp[row] = 0.0f;
+      if (a.row_max) a.row_max[row] = a.row_log_sum[row] = 0.0f;
+    }
+    num_listed += all;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *a.num_active = num_listed;
+}
+
+// A block a row; any number of blocks.
+template <class T>
+RLK_DEVICE void pack_rows(const LinearLogpCudaCopy& c) {
+  const Int64 num_rows = c.num_active ? *c.num_active : c.num_rows;
+#pragma unroll 1
+  for (Int64 to = blockIdx.x; to < num_rows; to += gridDim.x) {
+    Int64 row = c.rows ? c.rows[to] : to;
+    const T* from = static_cast<const T*>(c.from);
+#pragma unroll 1
+    for (int axis = c.num_axes - 1; axis >= 0; --axis) {
+      from += row % c.sizes[axis] * c.strides[axis];
+      row /= c.sizes[axis];
+    }
+#pragma unroll 1
+    for (Int64 col = threadIdx.x; col < c.pitch; col += blockDim.x) {
+      static_cast<T*>(c.to)[to * c.pitch + col] = col < c.num_cols ? from[col * c.col_stride] : T{0};
+    }
+  }
+}
+
+RLK_DEVICE void pack(const LinearLogpCudaCopy& c) {
+  switch (c.element_bytes) {
+    case 1: return pack_rows<unsigned char>(c);
+    case 2: return pack_rows<unsigned short>(c);
+    case 4: return pack_rows<unsigned>(c);
+    default: return pack_rows<unsigned long long>(c);
+  }
+}
+
+}  // namespace rlk
