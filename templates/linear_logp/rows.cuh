@@ -25,7 +25,7 @@ RLK_DEVICE Int64 target_of(const Args& a, Int64 row) {
 RLK_DEVICE float scale_of(const Args& a, Int64 row) {
   if (!a.temperature.data) return a.inverse_temperature;
   const float t = read_float(a.temperature.data, row * a.temperature.stride, a.temperature.type);
-  return t > 0.0f && t < infinity() ? div_rn(1.0f, t) : nan();
+  return t > 0.0f && t < infinity() ? rcp_rn(t) : nan();
 }
 
 RLK_DEVICE bool is_active(const Args& a, Int64 row) {

@@ -196,6 +196,20 @@ def test_log_prob_is_never_above_zero():
     assert (logp > -1e-6).any()
 
 
+def test_temperature_as_number_and_per_row_agree():
+    hidden, weight, target = draw(100, 64, 500, torch.bfloat16)
+    grad = torch.randn(100, device="cuda")
+    for t in (0.7, 1.3, 3.0):
+        _, logp, grads = run(grad, hidden, weight, target, temperature=t)
+        every = torch.full((100,), t, device="cuda", dtype=torch.float64)
+        _, logp2, grads2 = run(grad, hidden, weight, target, temperature=every)
+        assert same_bits(logp, logp2)
+        assert same_bits(grads[0], grads2[0])
+    every[5] = 0.0
+    _, logp, _ = run(grad, hidden, weight, target, temperature=every)
+    assert logp.isnan().nonzero().flatten().tolist() == [5]
+
+
 def test_small_fp16_gradients_survive():
     """1/4096 spread over 128,256 columns, beside a row with a gradient of 1."""
     hidden, weight, target = draw(64, 256, 128256, torch.float16)

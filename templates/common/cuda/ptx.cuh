@@ -71,10 +71,11 @@ RLK_DEVICE float fma_rn(float a, float b, float c) {
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-RLK_DEVICE float div_rn(float a, float b) {
-  float c;
-  asm("div.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
+// 1 / x, correctly rounded.
+RLK_DEVICE float rcp_rn(float x) {
+  float y;
+  asm("rcp.rn.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 RLK_DEVICE float shfl_xor(float x, int lanes) { return __shfl_xor_sync(kFullWarp, x, lanes); }
 
