@@ -6,6 +6,7 @@
 #include "runtime/error.hpp"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -98,7 +99,8 @@ bool LlvmCompiler::available() const noexcept {
   if (!k_built_with_llvm) return false;
   const std::lock_guard lock(mutex_);
   if (functions_ != nullptr) return true;
-  return open_error_.empty() && access(library_.c_str(), R_OK) == 0;
+  // With the rights that dlopen will have, not those of the real user.
+  return open_error_.empty() && faccessat(AT_FDCWD, library_.c_str(), R_OK, AT_EACCESS) == 0;
 }
 
 std::string LlvmCompiler::why_not() const {
