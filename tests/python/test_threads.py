@@ -141,7 +141,8 @@ def test_python_runs_while_a_kernel_does():
 
 
 FORK = """
-import signal, threading, time
+import signal, threading, time, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # 3.12+
 
 def child_does(work, seconds=60):
     '''Forks; the child does work and must be done in time. Its results in JSON.'''
