@@ -8,9 +8,8 @@
 namespace rlk {
 
 constexpr LinearLogpCudaTile kGradientTile = linear_logp_cuda_gradient_tile(kX, kSharedLimit);
-using GradientShape =
-    Shape<kGradientTile.rows, kGradientTile.cols, kGradientTile.k, kGradientTile.stages,
-          kGradientTile.warp_rows, kGradientTile.warp_cols>;
+using GradientShape = Shape<kGradientTile.rows, kGradientTile.cols, kGradientTile.k,
+                            kGradientTile.stages, kGradientTile.warp_rows, kGradientTile.warp_cols>;
 constexpr int kChunk = 16 / sizeof(T);  // elements that one copy moves
 
 // 2^e, for e in [-126, 127].
@@ -129,8 +128,9 @@ extern "C" __global__ void __launch_bounds__(512)
   if (threadIdx.x == 0) *a.call_shift = least == 127 ? 0 : least;
 }
 
-// fp16: hidden rows for grad_weight, each smaller by the power of two that its dZ was raised by beyond
-// the row with the largest gradient, so that one factor undoes both in every element. A block a row.
+// fp16: hidden rows for grad_weight, each smaller by the power of two that its dZ was raised by
+// beyond the row with the largest gradient, so that one factor undoes both in every element. A
+// block a row.
 extern "C" __global__ void __launch_bounds__(256)
     rlk_linear_logp_bwd_shift(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
   using namespace rlk;
@@ -180,8 +180,8 @@ extern "C" __global__ void __launch_bounds__(rlk::kLogitsTile.threads(), rlk::kL
                  [&](int row) { return to + row * a.wave_pitch; });
 }
 
-extern "C" __global__ void
-__launch_bounds__(rlk::kGradientTile.threads(), rlk::kGradientTile.blocks)
+extern "C" __global__ void __launch_bounds__(rlk::kGradientTile.threads(),
+                                             rlk::kGradientTile.blocks)
     rlk_linear_logp_bwd_dh(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
   using namespace rlk;
   using Loop = Loops<kX, GradientShape>::KL;
@@ -199,8 +199,8 @@ __launch_bounds__(rlk::kGradientTile.threads(), rlk::kGradientTile.blocks)
   __shared__ const void* grad_rows[kGradientTile.rows];
 #pragma unroll 1
   for (int i = threadIdx.x; i < kGradientTile.rows; i += kGradientTile.threads()) {
-    grad_rows[i] = static_cast<const T*>(a.grad_logits) +
-                   (row0 + min(i, num_rows - 1)) * a.wave_pitch;
+    grad_rows[i] =
+        static_cast<const T*>(a.grad_logits) + (row0 + min(i, num_rows - 1)) * a.wave_pitch;
   }
   __syncthreads();
   float* const sums = a.grad_hidden_sum + row0 * a.hidden_sum_pitch + col0;
@@ -230,8 +230,8 @@ __launch_bounds__(rlk::kGradientTile.threads(), rlk::kGradientTile.blocks)
                  [&](int row) { return to + call_row(a, row0 + row) * a.grad_hidden_row_stride; });
 }
 
-extern "C" __global__ void
-__launch_bounds__(rlk::kGradientTile.threads(), rlk::kGradientTile.blocks)
+extern "C" __global__ void __launch_bounds__(rlk::kGradientTile.threads(),
+                                             rlk::kGradientTile.blocks)
     rlk_linear_logp_bwd_dw(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
   using namespace rlk;
   using Loop = Loops<kX, GradientShape>::LL;
@@ -264,7 +264,8 @@ __launch_bounds__(rlk::kGradientTile.threads(), rlk::kGradientTile.blocks)
                  [&](int row) { return to + row * a.grad_weight_row_stride; });
 }
 
-// grad_bias of 32 columns of the wave. Chain c sums active rows c, c + 8, ...; chains join in order.
+// grad_bias of 32 columns of the wave. Chain c sums active rows c, c + 8, ...; chains join in
+// order.
 extern "C" __global__ void __launch_bounds__(256)
     rlk_linear_logp_bwd_db(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
   using namespace rlk;

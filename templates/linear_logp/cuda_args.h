@@ -22,14 +22,14 @@ struct LinearLogpCudaTile {
 // the target may have (99, 163 or 227 KiB). Results do not depend on any of it but the leaf.
 // Logits: one leaf wide, warps of 64 x 96 so that shared memory keeps up with mma.sync.
 constexpr LinearLogpCudaTile linear_logp_cuda_logits_tile(int x, int shared_limit) {
-  return x == 1                    ? LinearLogpCudaTile{64, 192, 32, 2, 4, 2, 1}
+  return x == 1                      ? LinearLogpCudaTile{64, 192, 32, 2, 4, 2, 1}
          : shared_limit >= 227 << 10 ? LinearLogpCudaTile{256, 192, 64, 3, 4, 2, 1}
          : shared_limit >= 163 << 10 ? LinearLogpCudaTile{256, 192, 32, 5, 4, 2, 1}
                                      : LinearLogpCudaTile{256, 192, 32, 3, 4, 2, 1};
 }
 // Both gradients.
 constexpr LinearLogpCudaTile linear_logp_cuda_gradient_tile(int x, int shared_limit) {
-  return x == 1                    ? LinearLogpCudaTile{64, 192, 32, 2, 4, 2, 1}
+  return x == 1                      ? LinearLogpCudaTile{64, 192, 32, 2, 4, 2, 1}
          : shared_limit >= 227 << 10 ? LinearLogpCudaTile{256, 128, 64, 4, 4, 2, 1}
          : shared_limit >= 163 << 10 ? LinearLogpCudaTile{256, 128, 64, 3, 4, 2, 1}
                                      : LinearLogpCudaTile{256, 128, 64, 2, 4, 2, 1};
@@ -51,7 +51,8 @@ struct LinearLogpCudaError {
 // Arguments of every entry but pack. Rows of a call are numbered 0 to num_rows; the active ones are
 // numbered anew, ascending. Workspace is 256-byte aligned.
 struct LinearLogpCudaArgs {
-  // Sizes. Kernels read vocab and dim where kV, kD are -1; they are equal to the constants elsewhere.
+  // Sizes. Kernels read vocab and dim where kV, kD are -1; they are equal to the constants
+  // elsewhere.
   long long vocab, dim, num_rows;
 
   // Made by the step rows where a mask or ignore_index is given, null elsewhere.
@@ -94,14 +95,15 @@ struct LinearLogpCudaArgs {
   float* row_grad;           // [num_rows] grad * inverse temperature * 2^row_shift
   int* row_shift;            // [num_rows] fp16: brings |row_grad| into [2^13, 2^14); else 0
   int* call_shift;           // [1] the shift of the largest gradient of the call
-  const void* hidden_shifted;  // hidden for grad_weight: packed, fp16 scaled by 2^(call - row shift)
+  const void*
+      hidden_shifted;  // hidden for grad_weight: packed, fp16 scaled by 2^(call - row shift)
   long long hidden_shifted_pitch;
   // The wave is columns [wave_begin, wave_begin + wave_cols) of the vocabulary.
   long long wave_begin;  // a multiple of the leaf
   long long wave_cols;
-  long long wave_pitch;   // wave_cols rounded up to whole leaves, or more: leaves again
-  void* grad_logits;      // [num_rows][wave_pitch] dZ, of type kX
-  float* grad_hidden_sum;  // [num_rows][hidden_sum_pitch], between waves; null with one wave
+  long long wave_pitch;        // wave_cols rounded up to whole leaves, or more: leaves again
+  void* grad_logits;           // [num_rows][wave_pitch] dZ, of type kX
+  float* grad_hidden_sum;      // [num_rows][hidden_sum_pitch], between waves; null with one wave
   long long hidden_sum_pitch;  // a multiple of 2
 
   void* grad_hidden;  // of type kX, or null; rows of the call

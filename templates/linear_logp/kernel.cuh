@@ -13,10 +13,10 @@
 //   kD             hidden size, or -1: run-time dim
 //   kSharedLimit   most shared bytes that a block of the target may have
 //
-// Steps in launch order, each one argument by value: LinearLogpCudaCopy for pack, LinearLogpCudaArgs
-// for all others. "tiles" is a grid of ceil(rows / tile.rows) * ceil(cols / tile.cols) blocks of
-// tile.threads() with tile.shared_bytes() of dynamic shared memory (cuda_args.h); other steps have
-// none. Steps with "if" are left out otherwise.
+// Steps in launch order, each one argument by value: LinearLogpCudaCopy for pack,
+// LinearLogpCudaArgs for all others. "tiles" is a grid of ceil(rows / tile.rows) * ceil(cols /
+// tile.cols) blocks of tile.threads() with tile.shared_bytes() of dynamic shared memory
+// (cuda_args.h); other steps have none. Steps with "if" are left out otherwise.
 //
 //   forward                       grid                     if
 //     rlk_linear_logp_fwd_rows      1 x 1024                 a mask or ignore_index is given

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tile of logits of linear_logp, in registers: what the forward reduces and the backward turns into
-// dZ.
+// A tile of logits of linear_logp, in registers: what the forward reduces and the backward turns
+// into dZ.
 #pragma once
 
 #include "common/cuda/loop_fp32.cuh"
@@ -81,9 +81,8 @@ RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int
     s.hidden[i] = hidden_row<T>(a, active);
     s.scale[i] = scale_of(a, row);
     const Int64 t = target_of(a, row);
-    s.target[i] = t >= col0 && t < min(col0 + kLinearLogpLeaf, vocab(a))
-                      ? static_cast<int>(t - col0)
-                      : -1;
+    s.target[i] =
+        t >= col0 && t < min(col0 + kLinearLogpLeaf, vocab(a)) ? static_cast<int>(t - col0) : -1;
   }
 #pragma unroll 1
   for (int i = threadIdx.x; i < kLogitsTile.cols; i += kLogitsTile.threads()) {

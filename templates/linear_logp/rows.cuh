@@ -84,17 +84,22 @@ RLK_DEVICE void pack_rows(const LinearLogpCudaCopy& c) {
     }
 #pragma unroll 1
     for (Int64 col = threadIdx.x; col < c.pitch; col += blockDim.x) {
-      static_cast<T*>(c.to)[to * c.pitch + col] = col < c.num_cols ? from[col * c.col_stride] : T{0};
+      static_cast<T*>(c.to)[to * c.pitch + col] =
+          col < c.num_cols ? from[col * c.col_stride] : T{0};
     }
   }
 }
 
 RLK_DEVICE void pack(const LinearLogpCudaCopy& c) {
   switch (c.element_bytes) {
-    case 1: return pack_rows<unsigned char>(c);
-    case 2: return pack_rows<unsigned short>(c);
-    case 4: return pack_rows<unsigned>(c);
-    default: return pack_rows<unsigned long long>(c);
+    case 1:
+      return pack_rows<unsigned char>(c);
+    case 2:
+      return pack_rows<unsigned short>(c);
+    case 4:
+      return pack_rows<unsigned>(c);
+    default:
+      return pack_rows<unsigned long long>(c);
   }
 }
 

@@ -62,17 +62,24 @@ RLK_DEVICE float read_float(const void* array, Int64 i, int code) {
 // Element i of an array of integers. Unsigned numbers from 2^63 on become the largest Int64.
 RLK_DEVICE Int64 read_integer(const void* array, Int64 i, int code) {
   switch (code) {
-    case kSigned + 1: return static_cast<const signed char*>(array)[i];
-    case kSigned + 2: return static_cast<const short*>(array)[i];
-    case kSigned + 4: return static_cast<const int*>(array)[i];
-    case kUnsigned + 1: return static_cast<const unsigned char*>(array)[i];
-    case kUnsigned + 2: return static_cast<const unsigned short*>(array)[i];
-    case kUnsigned + 4: return static_cast<const unsigned*>(array)[i];
+    case kSigned + 1:
+      return static_cast<const signed char*>(array)[i];
+    case kSigned + 2:
+      return static_cast<const short*>(array)[i];
+    case kSigned + 4:
+      return static_cast<const int*>(array)[i];
+    case kUnsigned + 1:
+      return static_cast<const unsigned char*>(array)[i];
+    case kUnsigned + 2:
+      return static_cast<const unsigned short*>(array)[i];
+    case kUnsigned + 4:
+      return static_cast<const unsigned*>(array)[i];
     case kUnsigned + 8: {
       const Int64 x = static_cast<const Int64*>(array)[i];
       return x < 0 ? 0x7fffffffffffffffll : x;
     }
-    default: return static_cast<const Int64*>(array)[i];
+    default:
+      return static_cast<const Int64*>(array)[i];
   }
 }
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix product of a tile for fp32 operands: as LoopSm80, by fused multiply-adds in real fp32.
 //
-// Terms are cut into blocks of kBlock from term 0 on. A block is one chain from zero over k ascending,
-// and blocks join the element in order: this keeps long sums of one sign accurate. 256 threads, each
-// with 4 rows and kCols / 16 columns. Shared memory: kStages stages of both panels.
+// Terms are cut into blocks of kBlock from term 0 on. A block is one chain from zero over k
+// ascending, and blocks join the element in order: this keeps long sums of one sign accurate. 256
+// threads, each with 4 rows and kCols / 16 columns. Shared memory: kStages stages of both panels.
 #pragma once
 
 #include "common/cuda/element.cuh"
 
 namespace rlk {
 
-// [lane][k], rows of 128 bytes, chunks of four terms swizzled by lane / 4: threads side by side read
-// every fourth lane.
+// [lane][k], rows of 128 bytes, chunks of four terms swizzled by lane / 4: threads side by side
+// read every fourth lane.
 template <int kLanes, int kK, int kThreads>
 struct PanelFp32AlongK {
   struct Source {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix product of a tile for 16-bit operands: C[rows][cols] += sum over k of A[row][k] * B[col][k],
-// by cp.async, ldmatrix and mma.sync m16n8k16 with fp32 accumulators.
+// Matrix product of a tile for 16-bit operands: C[rows][cols] += sum over k of A[row][k] *
+// B[col][k], by cp.async, ldmatrix and mma.sync m16n8k16 with fp32 accumulators.
 //
-// Every element of C is one chain of instructions over k ascending, 16 terms each, so its bits depend
-// on its own row, column and terms alone: never on the tile's shape, the stages or the block.
-// A block runs kWarpRows x kWarpCols warps. Shared memory: kStages stages of both panels.
+// Every element of C is one chain of instructions over k ascending, 16 terms each, so its bits
+// depend on its own row, column and terms alone: never on the tile's shape, the stages or the
+// block. A block runs kWarpRows x kWarpCols warps. Shared memory: kStages stages of both panels.
 //
-// A kernel calls run() and then reads the accumulators in its epilogue through row(), col() and at();
-// a loop made of other instructions takes this one's place by giving the same names.
+// A kernel calls run() and then reads the accumulators in its epilogue through row(), col() and
+// at(); a loop made of other instructions takes this one's place by giving the same names.
 #pragma once
 
 #include "common/cuda/element.cuh"
@@ -59,7 +59,8 @@ class LoopSm80 {
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) {
 #pragma unroll
-      for (int i = 0; i < kCopies; ++i) copy(i, first + stage * kStageBytes, a, b, stage * kK, num_k);
+      for (int i = 0; i < kCopies; ++i)
+        copy(i, first + stage * kStageBytes, a, b, stage * kK, num_k);
       cp_async_commit_group();
     }
     const unsigned offset_a = PanelA::template offset<Side::kA>(warp_row() * (kRows / kWarpRows));
@@ -105,9 +106,9 @@ class LoopSm80 {
   }
 
   // The instructions of one stage from step kStep on. Between them: copies of a later stage, the
-  // fragment of the next block of B, and in the last block of a step the fragments of the next step's
-  // A, each into the registers that were just used for the last time. Before the stage's last block
-  // the warp has read all of the stage and waits for the next one.
+  // fragment of the next block of B, and in the last block of a step the fragments of the next
+  // step's A, each into the registers that were just used for the last time. Before the stage's
+  // last block the warp has read all of the stage and waits for the next one.
   template <int kStep>
   RLK_DEVICE void multiply(unsigned reading, unsigned after, unsigned offset_a, unsigned offset_b,
                            unsigned writing, const typename PanelA::Source& a,

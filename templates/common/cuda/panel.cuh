@@ -2,9 +2,9 @@
 // Panels of 16-bit operands in shared memory: copied there by cp.async, read by ldmatrix.
 //
 // A panel holds kLanes lanes (rows of A, or columns of B) of kK terms of the sum. Global memory may
-// run along the terms ([lane][k], PanelAlongK) or along the lanes ([k][lane], PanelAlongLanes); both
-// keep that direction in shared memory, swizzled in chunks of 16 bytes so that eight chunks which
-// one ldmatrix reads lie in different banks, and ldmatrix transposes the second kind.
+// run along the terms ([lane][k], PanelAlongK) or along the lanes ([k][lane], PanelAlongLanes);
+// both keep that direction in shared memory, swizzled in chunks of 16 bytes so that eight chunks
+// which one ldmatrix reads lie in different banks, and ldmatrix transposes the second kind.
 #pragma once
 
 #include "common/cuda/ptx.cuh"
@@ -85,7 +85,8 @@ struct PanelAlongLanes {
   }
   static RLK_DEVICE void read(unsigned (&d)[4], unsigned panel, unsigned offset, int block,
                               int step) {
-    ldmatrix_x4_trans(d, panel + (offset ^ (block % 4 << 5)) + block / 4 * kSlice + step * 16 * 128);
+    ldmatrix_x4_trans(d,
+                      panel + (offset ^ (block % 4 << 5)) + block / 4 * kSlice + step * 16 * 128);
   }
 };
 

@@ -30,8 +30,8 @@ RLK_DEVICE void transpose_quad(unsigned (&u)[4]) {
   }
 }
 
-// Stores a tile of LoopSm80 or LoopFp32, of type kX. `row_start(row)` gives where a row's column 0 is.
-// All threads of a warp take part; rows and columns beyond the bounds are left out.
+// Stores a tile of LoopSm80 or LoopFp32, of type kX. `row_start(row)` gives where a row's column 0
+// is. All threads of a warp take part; rows and columns beyond the bounds are left out.
 template <int kX, class Loop, class RowStart>
 RLK_DEVICE void store_tile(Loop& tile, const StoreBounds& bounds, RowStart row_start) {
   using T = Element<kX>::Type;
