@@ -28,8 +28,9 @@ struct Version {
 // "12.9" or the start of "12.4.127"; nothing of "12".
 std::optional<Version> parse_version(std::string_view text) {
   Version version;
-  const char* end = text.data() + text.size();
-  const auto major = std::from_chars(text.data(), end, version.major);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  const auto major = std::from_chars(begin, end, version.major);
   if (major.ec != std::errc{} || major.ptr == end || *major.ptr != '.') return std::nullopt;
   const auto minor = std::from_chars(major.ptr + 1, end, version.minor);
   if (minor.ec != std::errc{} || (minor.ptr != end && *minor.ptr != '.')) return std::nullopt;

@@ -76,10 +76,12 @@ bool is_whole(std::span<const std::byte> code) {
 Library load_library(Driver& driver, std::span<const std::byte> code) {
   std::array<char, 4096> log{};
   std::array options{JitOption::error_log, JitOption::error_log_bytes};
-  std::array<void*, 2> values{log.data(), reinterpret_cast<void*>(log.size() - 1)};
+  // An array of void* to the driver, which puts a number into the second.
+  std::array values{reinterpret_cast<std::uintptr_t>(log.data()), log.size() - 1};
   Library library = nullptr;
   const Result result = driver.table().library_load_data(&library, code.data(), options.data(),
-                                                         values.data(), 2, nullptr, nullptr, 0);
+                                                         reinterpret_cast<void**>(values.data()), 2,
+                                                         nullptr, nullptr, 0);
   if (result == result::success) return library;
   const std::string note = log.data();
   if (!is_about_code(result)) driver.fail(result, "cuLibraryLoadData", note);
