@@ -13,6 +13,24 @@
 namespace rlk::runtime::cuda {
 namespace {
 
+// Errors that speak of the bytes: another build of them may load. The driver
+// puts off compiling PTX, so they come from cuLibraryGetKernel as well as from the load.
+bool is_about_code(Result code) {
+  switch (code) {
+    case result::invalid_image:
+    case result::no_binary_for_gpu:
+    case result::invalid_ptx:
+    case result::jit_compiler_not_found:
+    case result::unsupported_ptx_version:
+    case result::jit_compilation_disabled:
+    case result::invalid_source:
+    case result::not_found:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // A loaded library and its entries; LoadedKernel::image.
 class CudaImage {
  public:
@@ -32,6 +50,10 @@ class CudaImage {
     const Result code = driver_.table().library_get_kernel(&kernel, library_, name);
     if (code == result::not_found)
       throw LoadError("CUDA code: expected an entry {}, found none", name);
+    if (is_about_code(code)) {
+      throw LoadError("CUDA code: the driver refuses it at entry {}: {}", name,
+                      driver_.error_name(code));
+    }
     driver_.check(code, "cuLibraryGetKernel");
     return &entries_.emplace_back(driver_, kernel, name);
   }
@@ -41,23 +63,6 @@ class CudaImage {
   Library library_;
   std::deque<LoadedEntry> entries_;  // their addresses are given out
 };
-
-// Errors that speak of the bytes: another build of them may load.
-bool is_about_code(Result code) {
-  switch (code) {
-    case result::invalid_image:
-    case result::no_binary_for_gpu:
-    case result::invalid_ptx:
-    case result::jit_compiler_not_found:
-    case result::unsupported_ptx_version:
-    case result::jit_compilation_disabled:
-    case result::invalid_source:
-    case result::not_found:
-      return true;
-    default:
-      return false;
-  }
-}
 
 // The driver is told no size and reads on until the code's own end, so the end must be there.
 bool is_whole(std::span<const std::byte> code) {
