@@ -2,12 +2,12 @@
 // The fields of a key, in the order of docs/cache-format.md.
 #include "jit/build_key.hpp"
 
-#include <string>
-
 #include "cache/entry.hpp"
 #include "jit/op.hpp"
 #include "runtime/error.hpp"
 #include "templates/registry.hpp"
+
+#include <string>
 
 namespace rlk::jit {
 namespace {

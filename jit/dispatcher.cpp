@@ -21,15 +21,15 @@ void Dispatcher::run(const OpCall& call) {
     variant = &table_.look_up_or_build(spec, [&]() -> Variant {
       std::shared_lock building(building_);
       const Session session = this->session();
-      const cache::Key key = build_key(spec);               // 5 key
-      if (auto entry = get(session, key)) {                 // 6 get
+      const cache::Key key = build_key(spec);  // 5 key
+      if (auto entry = get(session, key)) {    // 6 get
         if (auto kernel = load_cached(spec, *entry)) return {kernel, false, {}};
       }
       if (auto why = why_not_compile(session); !why.empty()) return fall_back(spec, why);
       try {
-        const cache::Entry entry = compile(spec, key);      // 7 compile
+        const cache::Entry entry = compile(spec, key);         // 7 compile
         session.store->put(entry, cpu_.compiler->identity());  // 8 put
-        return {load(spec, entry), false, {}};              // 9 load
+        return {load(spec, entry), false, {}};                 // 9 load
       } catch (const Error& error) {
         if (spec.is_generic()) throw;
         return fall_back(spec, error.what());
@@ -80,8 +80,7 @@ const LoadedKernel* Dispatcher::load(const Specialization& spec, const cache::En
   return table_.keep(std::move(kernel));
 }
 
-const LoadedKernel* Dispatcher::load_cached(const Specialization& spec,
-                                            const cache::Entry& entry) {
+const LoadedKernel* Dispatcher::load_cached(const Specialization& spec, const cache::Entry& entry) {
   try {
     const LoadedKernel* kernel = load(spec, entry);
     disk_hits_.fetch_add(1, std::memory_order_relaxed);

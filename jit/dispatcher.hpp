@@ -2,6 +2,14 @@
 // One call, ten stages: check, specialize, look up, key, get, compile, put, load, launch.
 #pragma once
 
+#include "cache/disk_store.hpp"
+#include "cache/key.hpp"
+#include "jit/compiler.hpp"
+#include "jit/kernel_table.hpp"
+#include "jit/op.hpp"
+#include "runtime/loader.hpp"
+#include "runtime/settings.hpp"
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -10,14 +18,6 @@
 #include <set>
 #include <shared_mutex>
 #include <string>
-
-#include "cache/disk_store.hpp"
-#include "cache/key.hpp"
-#include "jit/compiler.hpp"
-#include "jit/kernel_table.hpp"
-#include "jit/op.hpp"
-#include "runtime/loader.hpp"
-#include "runtime/settings.hpp"
 
 namespace rlk::jit {
 

@@ -2,10 +2,10 @@
 // Lock-free look-up over slots that are written once; building is one thread a key.
 #include "jit/kernel_table.hpp"
 
+#include "runtime/error.hpp"
+
 #include <algorithm>
 #include <new>
-
-#include "runtime/error.hpp"
 
 namespace rlk::jit {
 namespace {

@@ -7,6 +7,9 @@
 // may still be inside it.
 #pragma once
 
+#include "jit/specialization.hpp"
+#include "runtime/loaded_kernel.hpp"
+
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -15,9 +18,6 @@
 #include <string>
 #include <unordered_map>
 #include <vector>
-
-#include "jit/specialization.hpp"
-#include "runtime/loaded_kernel.hpp"
 
 namespace rlk::jit {
 
@@ -77,7 +77,7 @@ class KernelTable {
     std::size_t operator()(const Specialization& spec) const { return spec.hash(); }
   };
   std::unordered_map<Specialization, std::exception_ptr, SpecHash> pending_;  // null: building
-  std::vector<std::unique_ptr<Slots>> tables_;       // the last is current
+  std::vector<std::unique_ptr<Slots>> tables_;                                // the last is current
   std::vector<std::unique_ptr<Variant>> variants_;
   std::vector<std::unique_ptr<LoadedKernel>> kernels_;
 };

@@ -2,8 +2,9 @@
 // Writes an entry's metadata. A number that the compiler does not know is left out.
 #include "jit/metadata.hpp"
 
-#include <ctime>
 #include <nlohmann/json.hpp>
+
+#include <ctime>
 
 namespace rlk::jit {
 

@@ -2,10 +2,10 @@
 // The JSON that a cache entry carries about its kernel; fields in docs/cache-format.md.
 #pragma once
 
-#include <string>
-
 #include "jit/compiler.hpp"
 #include "jit/specialization.hpp"
+
+#include <string>
 
 namespace rlk::jit {
 

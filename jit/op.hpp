@@ -2,13 +2,13 @@
 // What an op tells the dispatcher: its constants and one function a stage.
 #pragma once
 
-#include <span>
-#include <string_view>
-#include <vector>
-
 #include "jit/specialization.hpp"
 #include "runtime/loaded_kernel.hpp"
 #include "runtime/tensor.hpp"
+
+#include <span>
+#include <string_view>
+#include <vector>
 
 namespace rlk::jit {
 
@@ -23,10 +23,10 @@ struct OpCall {
 
 // One constant of a template. Two neighbours of one label are shown as one: tile=14x2.
 struct ConstantDef {
-  std::string_view label;                       // in the text form: "V"
-  const char* symbol;                           // in the template: "kV"
+  std::string_view label;                        // in the text form: "V"
+  const char* symbol;                            // in the template: "kV"
   std::span<const std::string_view> words = {};  // names of the values 0, 1, ...; empty: a number
-  bool may_be_run_time = true;                  // false: constant in the generic variant too
+  bool may_be_run_time = true;                   // false: constant in the generic variant too
 };
 
 struct Op {

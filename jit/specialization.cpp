@@ -2,16 +2,17 @@
 // Text form, hash and generic form of a Specialization.
 #include "jit/specialization.hpp"
 
-#include <fmt/format.h>
-
 #include "jit/op.hpp"
+
+#include <fmt/format.h>
 
 namespace rlk::jit {
 
 std::size_t Specialization::hash() const {
   // Multiply and shift over the words (the finalizer of SplitMix64): this runs on every call.
   std::uint64_t state = reinterpret_cast<std::uintptr_t>(op) ^
-                        (static_cast<std::uint64_t>(pass) << 8) ^ static_cast<std::uint64_t>(target);
+                        (static_cast<std::uint64_t>(pass) << 8) ^
+                        static_cast<std::uint64_t>(target);
   for (auto value : values) {
     state = (state ^ static_cast<std::uint64_t>(value)) * 0xbf58476d1ce4e5b9u;
     state ^= state >> 31;

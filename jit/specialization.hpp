@@ -2,11 +2,11 @@
 // Which variant of which kernel: a value, compared and hashed on every call without allocation.
 #pragma once
 
+#include "runtime/target.hpp"
+
 #include <array>
 #include <cstdint>
 #include <string>
-
-#include "runtime/target.hpp"
 
 namespace rlk::jit {
 

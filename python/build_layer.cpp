@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Run by the build: compiles the generic variant of every op, pass, dtype and target into a folder.
 //   rlk_build_layer FOLDER_OF_LLVM_LIBRARY OUTPUT_FOLDER
-#include <cstdio>
-#include <filesystem>
-
 #include "cache/disk_store.hpp"
 #include "jit/build_key.hpp"
 #include "jit/llvm_compiler.hpp"
@@ -11,6 +8,9 @@
 #include "jit/op.hpp"
 #include "runtime/error.hpp"
 #include "templates/registry.hpp"
+
+#include <cstdio>
+#include <filesystem>
 
 int main(int argc, char** argv) {
   using namespace rlk;

@@ -22,17 +22,17 @@ enum class DType : std::uint8_t {
   u16,
   u32,
   u64,
-  c64,    // these are named only to be refused
+  c64,  // these are named only to be refused
   c128,
   other,  // sub-byte, vector, ...
 };
 
 // The name that PyTorch and NumPy users know, as in error messages.
 constexpr std::string_view name(DType dtype) {
-  constexpr std::string_view names[] = {"float32", "bfloat16", "float16", "float64", "bool",
-                                        "int8",    "int16",    "int32",   "int64",   "uint8",
-                                        "uint16",  "uint32",   "uint64",  "complex64", "complex128",
-                                        "another dtype"};
+  constexpr std::string_view names[] = {"float32", "bfloat16",  "float16",    "float64",
+                                        "bool",    "int8",      "int16",      "int32",
+                                        "int64",   "uint8",     "uint16",     "uint32",
+                                        "uint64",  "complex64", "complex128", "another dtype"};
   return names[static_cast<int>(dtype)];
 }
 

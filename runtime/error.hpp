@@ -21,11 +21,11 @@ class Error : public std::runtime_error {
 };
 
 // Each kind is constructed from a format string and its arguments.
-#define RLK_ERROR_KIND(Name)                                          \
-  class Name : public Error {                                         \
-   public:                                                            \
-    template <class... Args>                                          \
-    explicit Name(fmt::format_string<Args...> format, Args&&... args) \
+#define RLK_ERROR_KIND(Name)                                           \
+  class Name : public Error {                                          \
+   public:                                                             \
+    template <class... Args>                                           \
+    explicit Name(fmt::format_string<Args...> format, Args&&... args)  \
         : Error(std::in_place, format, std::forward<Args>(args)...) {} \
   }
 

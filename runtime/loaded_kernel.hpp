@@ -2,21 +2,21 @@
 // Code in memory, ready to launch: the entry points of one artifact, in the op's order.
 #pragma once
 
+#include "runtime/target.hpp"
+
 #include <array>
 #include <memory>
 #include <string>
-
-#include "runtime/target.hpp"
 
 namespace rlk {
 
 inline constexpr int k_max_entries = 12;
 
 struct LoadedKernel {
-  std::string name;                          // the Specialization's text
+  std::string name;  // the Specialization's text
   Target target{};
   std::array<void*, k_max_entries> entries{};
-  std::shared_ptr<const void> image;         // keeps the code mapped
+  std::shared_ptr<const void> image;  // keeps the code mapped
 };
 
 }  // namespace rlk

@@ -2,11 +2,11 @@
 // Stage 9: from an artifact's bytes to code that can be launched. One loader a backend.
 #pragma once
 
+#include "runtime/loaded_kernel.hpp"
+
 #include <cstddef>
 #include <memory>
 #include <span>
-
-#include "runtime/loaded_kernel.hpp"
 
 namespace rlk::runtime {
 

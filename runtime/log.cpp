@@ -3,12 +3,12 @@
 // process can change or drop it.
 #include "runtime/log.hpp"
 
+#include "runtime/error.hpp"
+
 #include <spdlog/sinks/stdout_sinks.h>
 
 #include <memory>
 #include <utility>
-
-#include "runtime/error.hpp"
 
 namespace rlk {
 namespace {

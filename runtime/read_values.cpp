@@ -2,10 +2,10 @@
 // Reads host tensors element by element: for arguments of one value a row, never for operands.
 #include "runtime/read_values.hpp"
 
+#include "runtime/error.hpp"
+
 #include <bit>
 #include <cmath>
-
-#include "runtime/error.hpp"
 
 namespace rlk {
 namespace {

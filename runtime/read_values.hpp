@@ -2,10 +2,10 @@
 // Values of small host tensors of any dtype and strides, as dense vectors in row-major order.
 #pragma once
 
+#include "runtime/tensor.hpp"
+
 #include <cstdint>
 #include <vector>
-
-#include "runtime/tensor.hpp"
 
 namespace rlk {
 

@@ -2,12 +2,12 @@
 // A view of a caller's tensor: pointer, dtype, device, shape, strides. Owns nothing.
 #pragma once
 
+#include "runtime/dtype.hpp"
+
 #include <array>
 #include <cstdint>
 #include <span>
 #include <string>
-
-#include "runtime/dtype.hpp"
 
 namespace rlk {
 

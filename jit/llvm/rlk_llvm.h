@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All that librlk_llvm.so exports. Plain C: no exception, no C++ type and no LLVM type crosses it. */
+/* All that librlk_llvm.so exports. Plain C: no exception, no C++ type and no LLVM type crosses it.
+ */
 #pragma once
 
 #include <stddef.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // rlk's errors as the Python classes of rlk.errors.
-#include <pybind11/pybind11.h>
-
 #include "python/bind/module.hpp"
 #include "runtime/error.hpp"
+
+#include <pybind11/pybind11.h>
 
 namespace rlk::bind {
 namespace {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_logp: from Python arguments to a LinearLogpCall, and its results back.
-#include <pybind11/pybind11.h>
-
 #include "jit/dispatcher.hpp"
 #include "python/bind/module.hpp"
 #include "python/bind/tensor_argument.hpp"
 #include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
 #include "templates/linear_logp/op.hpp"
+
+#include <pybind11/pybind11.h>
 
 namespace rlk::bind {
 namespace {
@@ -76,8 +76,9 @@ Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target
   call.device = call.hidden.device;
   call.ignore_index = bind_ignore_index(ignore_index);
   bind_temperature(temperature, bound);
-  for (auto [tensor, argument] : {std::pair{&call.hidden, "hidden"}, std::pair{&call.weight, "weight"},
-                                  std::pair{&call.target, "target"}}) {
+  for (auto [tensor, argument] :
+       {std::pair{&call.hidden, "hidden"}, std::pair{&call.weight, "weight"},
+        std::pair{&call.target, "target"}}) {
     if (!tensor->present()) {
       throw InvalidArgument("linear_logp: {}: expected a tensor, got None", argument);
     }
@@ -116,7 +117,8 @@ py::tuple backward(py::handle grad_output, py::handle hidden, py::handle weight,
   call.pass = jit::Pass::bwd;
   call.grad_output = grad.tensor;
   // Checked with the gradients that are asked for, before any is allocated.
-  if (needs_bias) call.grad_bias = call.bias.present() ? call.bias : dense_tensor(nullptr, DType::f32, {}, {});
+  if (needs_bias)
+    call.grad_bias = call.bias.present() ? call.bias : dense_tensor(nullptr, DType::f32, {}, {});
   templates::linear_logp_op.check(call);
 
   Output log_prob, own_max, own_log_sum;

@@ -2,11 +2,11 @@
 // Three ways to read a tensor: DLPack's C exchange API, NumPy's array struct, a DLPack capsule.
 #include "python/bind/tensor_argument.hpp"
 
+#include "runtime/error.hpp"
+
 #include <pybind11/numpy.h>
 
 #include <string>
-
-#include "runtime/error.hpp"
 
 namespace rlk::bind {
 namespace {
@@ -59,8 +59,7 @@ DLDataType dlpack_type(DType dtype) {
 
 void expect_rank(int rank, const char* argument) {
   if (rank > k_max_rank) {
-    throw InvalidArgument("{}: expected at most {} dimensions, got {}", argument, k_max_rank,
-                          rank);
+    throw InvalidArgument("{}: expected at most {} dimensions, got {}", argument, k_max_rank, rank);
   }
 }
 
@@ -107,7 +106,8 @@ const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
     if (api != nullptr && api->dltensor_from_py_object_no_sync == nullptr) api = nullptr;
   }
   PyErr_Clear();
-  Py_INCREF(reinterpret_cast<PyObject*>(type));  // the cache holds the type, so no address is reused
+  Py_INCREF(
+      reinterpret_cast<PyObject*>(type));  // the cache holds the type, so no address is reused
   Py_XDECREF(reinterpret_cast<PyObject*>(known[next].type));
   known[next] = {type, api};
   next = (next + 1) % 4;
@@ -141,18 +141,27 @@ DType numpy_dtype(const py::dtype& dtype) {
   const auto bytes = dtype.itemsize();
   switch (dtype.kind()) {
     case 'f':
-      return bytes == 4 ? DType::f32 : bytes == 2 ? DType::f16 : bytes == 8 ? DType::f64 : DType::other;
+      return bytes == 4   ? DType::f32
+             : bytes == 2 ? DType::f16
+             : bytes == 8 ? DType::f64
+                          : DType::other;
     case 'c':
       return bytes == 8 ? DType::c64 : bytes == 16 ? DType::c128 : DType::other;
     case 'b':
       return DType::boolean;
     case 'i':
-      return bytes == 1 ? DType::i8 : bytes == 2 ? DType::i16 : bytes == 4 ? DType::i32 : DType::i64;
+      return bytes == 1   ? DType::i8
+             : bytes == 2 ? DType::i16
+             : bytes == 4 ? DType::i32
+                          : DType::i64;
     case 'u':
-      return bytes == 1 ? DType::u8 : bytes == 2 ? DType::u16 : bytes == 4 ? DType::u32 : DType::u64;
+      return bytes == 1   ? DType::u8
+             : bytes == 2 ? DType::u16
+             : bytes == 4 ? DType::u32
+                          : DType::u64;
     default:  // ml_dtypes registers bfloat16 as a void-like type
       return bytes == 2 && py::str(dtype.attr("name")).equal(py::str("bfloat16")) ? DType::bf16
-                                                                                 : DType::other;
+                                                                                  : DType::other;
   }
 }
 
@@ -165,7 +174,8 @@ TensorArgument bind_numpy(py::array array, const char* argument) {
     by_element = by_element && array.strides(axis) % item_bytes == 0;
   }
   py::object owner;
-  if (item_bytes > 0 && (!by_element || reinterpret_cast<std::uintptr_t>(array.data()) % item_bytes)) {
+  if (item_bytes > 0 &&
+      (!by_element || reinterpret_cast<std::uintptr_t>(array.data()) % item_bytes)) {
     // A field of a record array or an odd buffer: no view in whole elements exists.
     owner = array.attr("copy")();
     array = py::reinterpret_borrow<py::array>(owner);
@@ -190,8 +200,9 @@ bool is_lazily_negated(py::handle object) {
 TensorArgument bind_capsule(py::handle object, const char* argument) {
   if (py::hasattr(object, "requires_grad")) {
     // Over a capsule its results would be NumPy arrays and its gradient lost.
-    throw Unsupported("{}: expected torch 2.10 or later (with the DLPack exchange API), got a {} without it",
-                      argument, Py_TYPE(object.ptr())->tp_name);
+    throw Unsupported(
+        "{}: expected torch 2.10 or later (with the DLPack exchange API), got a {} without it",
+        argument, Py_TYPE(object.ptr())->tp_name);
   }
   py::object capsule;
   try {
@@ -212,8 +223,7 @@ TensorArgument bind_capsule(py::handle object, const char* argument) {
         PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
     if (managed->version.major == 1) return {view_of(managed->dl_tensor, argument), {}, capsule};
   } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
-    auto* managed =
-        static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+    auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
     return {view_of(managed->dl_tensor, argument), {}, capsule};
   }
   throw InvalidArgument("{}: expected a DLPack capsule of version 1 or before, got another",
@@ -258,13 +268,19 @@ Output make_output(const Framework& framework, DType dtype, Device device,
   if (framework.api == nullptr) {
     py::object type = py::str(std::string(name(dtype)));
     if (dtype == DType::bf16) type = py::module_::import("ml_dtypes").attr("bfloat16");
-    py::array array(py::dtype::from_args(type), std::vector<py::ssize_t>(shape.begin(), shape.end()));
+    py::array array(py::dtype::from_args(type),
+                    std::vector<py::ssize_t>(shape.begin(), shape.end()));
     return {array, dense_tensor(array.mutable_data(), dtype, device, shape)};
   }
   std::array<std::int64_t, k_max_rank> dims{};
   std::ranges::copy(shape, dims.begin());
-  DLTensor prototype{nullptr, {kDLCPU, 0}, static_cast<std::int32_t>(shape.size()),
-                     dlpack_type(dtype), dims.data(), nullptr, 0};
+  DLTensor prototype{nullptr,
+                     {kDLCPU, 0},
+                     static_cast<std::int32_t>(shape.size()),
+                     dlpack_type(dtype),
+                     dims.data(),
+                     nullptr,
+                     0};
   DLManagedTensorVersioned* managed = nullptr;
   if (framework.api->managed_tensor_allocator(&prototype, &managed, nullptr,
                                               raise_allocation_error) != 0) {

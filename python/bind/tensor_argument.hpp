@@ -2,12 +2,12 @@
 // Stage 1: Python tensors as Tensor views without a copy, and outputs from the caller's framework.
 #pragma once
 
+#include "python/bind/dlpack.hpp"
+#include "runtime/tensor.hpp"
+
 #include <pybind11/pybind11.h>
 
 #include <span>
-
-#include "python/bind/dlpack.hpp"
-#include "runtime/tensor.hpp"
 
 namespace rlk::bind {
 

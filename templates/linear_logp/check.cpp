@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage 2 of linear_logp: shapes, dtypes, devices and plain values. Values inside tensors are
 // checked where they are read, in the launch.
-#include <algorithm>
-#include <cmath>
+#include "templates/linear_logp/check.hpp"
 
 #include "runtime/error.hpp"
 #include "templates/linear_logp/op.hpp"
-#include "templates/linear_logp/check.hpp"
+
+#include <algorithm>
+#include <cmath>
 
 namespace rlk {
 namespace {
@@ -59,8 +60,9 @@ void check_operands(const LinearLogpCall& call) {
   if (weight.rank == 2 && weight.shape[1] == dim && weight.shape[0] > 0 && dim > 0) return;
   const char* hint = "";
   if (weight.num_elements() == 0) hint = "; a sharded weight must be gathered before the call";
-  throw InvalidArgument("linear_logp: weight: expected shape [V, {}] with V and D at least 1, got {}{}",
-                        dim, text(weight.dims()), hint);
+  throw InvalidArgument(
+      "linear_logp: weight: expected shape [V, {}] with V and D at least 1, got {}{}", dim,
+      text(weight.dims()), hint);
 }
 
 void check_options(const LinearLogpCall& call) {
@@ -79,8 +81,9 @@ void check_options(const LinearLogpCall& call) {
   }
   if (call.temperature.present()) {
     if (!is_floating(call.temperature.dtype)) {
-      throw InvalidArgument("linear_logp: temperature: expected a number or a floating dtype, got {}",
-                            name(call.temperature.dtype));
+      throw InvalidArgument(
+          "linear_logp: temperature: expected a number or a floating dtype, got {}",
+          name(call.temperature.dtype));
     }
     expect_per_row(call.temperature, "temperature", call);
   } else {

@@ -2,12 +2,12 @@
 // Compacts the rows, fills the operands and runs the steps; inactive rows get their neutral value.
 #include "templates/linear_logp/launch.hpp"
 
-#include <algorithm>
-#include <cstring>
-
 #include "templates/linear_logp/launch_cpu.hpp"
 #include "templates/linear_logp/op.hpp"
 #include "templates/linear_logp/rows.hpp"
+
+#include <algorithm>
+#include <cstring>
 
 namespace rlk {
 namespace {

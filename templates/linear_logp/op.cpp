@@ -25,7 +25,9 @@ std::span<const char* const> entries(jit::Pass pass) {
 
 jit::Specialization specialize(const jit::OpCall& base, Target target) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
-  return {call.op, call.pass, target,
+  return {call.op,
+          call.pass,
+          target,
           {cpu_type(call.weight.dtype), call.weight.shape[0], call.weight.shape[1]}};
 }
 
@@ -33,7 +35,8 @@ std::vector<jit::Specialization> generic_variants(Target target) {
   std::vector<jit::Specialization> variants;
   for (auto pass : {jit::Pass::fwd, jit::Pass::bwd}) {
     for (auto type : {kTypeFloat32, kTypeBfloat16, kTypeFloat16}) {
-      variants.push_back(jit::Specialization{&templates::linear_logp_op, pass, target, {type}}.generic());
+      variants.push_back(
+          jit::Specialization{&templates::linear_logp_op, pass, target, {type}}.generic());
     }
   }
   return variants;
@@ -43,7 +46,7 @@ std::vector<jit::Specialization> generic_variants(Target target) {
 
 namespace templates {
 const jit::Op linear_logp_op{
-    "linear_logp",           k_constants, check_linear_logp, specialize,
+    "linear_logp",      k_constants, check_linear_logp, specialize,
     launch_linear_logp, entries,     generic_variants,
 };
 }  // namespace templates

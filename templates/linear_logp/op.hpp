@@ -2,21 +2,21 @@
 // linear_logp: log-probabilities of target ids straight from hidden states.
 #pragma once
 
+#include "jit/op.hpp"
+
 #include <cstdint>
 #include <optional>
-
-#include "jit/op.hpp"
 
 namespace rlk {
 
 // Shapes: hidden [..., D], weight [V, D], target [...], bias [V]; everything a row: [...].
 struct LinearLogpCall : jit::OpCall {
-  Tensor hidden, weight;       // float32, bfloat16 or float16, the same
-  Tensor target;               // any integer type
-  Tensor bias;                 // optional; hidden's dtype or float32
-  Tensor temperature;          // optional, a floating type; else temperature_value
+  Tensor hidden, weight;  // float32, bfloat16 or float16, the same
+  Tensor target;          // any integer type
+  Tensor bias;            // optional; hidden's dtype or float32
+  Tensor temperature;     // optional, a floating type; else temperature_value
   double temperature_value = 1.0;
-  Tensor mask;                 // optional; bool, integer or float of 0 and 1
+  Tensor mask;  // optional; bool, integer or float of 0 and 1
   std::optional<std::int64_t> ignore_index = -100;
 
   // Forward: written. Backward: read. float32 [...]. row_max and row_log_sum may be absent in the

@@ -2,12 +2,12 @@
 // Compacts the rows of a call: mask and ignore_index are gone after this.
 #include "templates/linear_logp/rows.hpp"
 
-#include <limits>
-#include <optional>
-
 #include "runtime/error.hpp"
 #include "runtime/read_values.hpp"
 #include "templates/linear_logp/check.hpp"
+
+#include <limits>
+#include <optional>
 
 namespace rlk {
 namespace {
@@ -35,12 +35,14 @@ std::optional<std::vector<std::int64_t>> kept_rows(const LinearLogpCall& call,
                                                    const std::vector<std::int64_t>& target) {
   std::vector<bool> keep(target.size(), true);
   if (call.ignore_index) {
-    for (std::size_t row = 0; row < target.size(); ++row) keep[row] = target[row] != *call.ignore_index;
+    for (std::size_t row = 0; row < target.size(); ++row)
+      keep[row] = target[row] != *call.ignore_index;
   }
   const auto apply = [&](const auto& mask) {
     for (std::size_t row = 0; row < mask.size(); ++row) {
       if (mask[row] != 0 && mask[row] != 1) {
-        throw InvalidArgument("linear_logp: mask: expected 0 or 1, got {} in row {}", mask[row], row);
+        throw InvalidArgument("linear_logp: mask: expected 0 or 1, got {} in row {}", mask[row],
+                              row);
       }
       if (mask[row] == 0) keep[row] = false;
     }
@@ -70,8 +72,8 @@ void expect_targets_in_range(const ActiveRows& active, std::int64_t vocab) {
   for (std::size_t i = 0; i < active.target.size(); ++i) {
     const auto id = active.target[i];
     if (id >= 0 && id < vocab) continue;
-    throw InvalidArgument("linear_logp: target: expected ids in [0, {}), got {} in row {}", vocab, id,
-                          active.rows.empty() ? static_cast<std::int64_t>(i) : active.rows[i]);
+    throw InvalidArgument("linear_logp: target: expected ids in [0, {}), got {} in row {}", vocab,
+                          id, active.rows.empty() ? static_cast<std::int64_t>(i) : active.rows[i]);
   }
 }
 

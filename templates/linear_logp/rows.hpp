@@ -2,16 +2,16 @@
 // The rows of a call on the CPU: which are active, where they lie, and their value each.
 #pragma once
 
+#include "templates/linear_logp/op.hpp"
+
 #include <cstdint>
 #include <vector>
-
-#include "templates/linear_logp/op.hpp"
 
 namespace rlk {
 
 // All vectors are over the active rows in ascending order.
 struct ActiveRows {
-  std::int64_t num_rows = 0;      // of the call, inactive ones included
+  std::int64_t num_rows = 0;  // of the call, inactive ones included
   std::int64_t num_active = 0;
   std::vector<std::int64_t> rows;            // empty: all are active
   std::vector<std::int64_t> hidden_offsets;  // empty: row * hidden_row_stride

@@ -2,16 +2,16 @@
 // The ten stages with a fake compiler and loader: order, counters, one build a key, fallbacks.
 #include "jit/dispatcher.hpp"
 
+#include "jit/build_key.hpp"
+#include "tests/support/fake_toolchain.hpp"
+#include "tests/support/temp_dir.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <fstream>
 #include <new>
 #include <thread>
-
-#include "jit/build_key.hpp"
-#include "tests/support/fake_toolchain.hpp"
-#include "tests/support/temp_dir.hpp"
 
 // Counts allocations of this thread, for the claim that a hit makes none. Inlined, they would make
 // gcc warn of free() on the pointer of operator new.

@@ -2,11 +2,11 @@
 // Growth under readers, failures, waiting threads.
 #include "jit/kernel_table.hpp"
 
+#include "tests/support/fake_toolchain.hpp"
+
 #include <gtest/gtest.h>
 
 #include <thread>
-
-#include "tests/support/fake_toolchain.hpp"
 
 namespace rlk::jit {
 namespace {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jit/specialization.hpp"
 
-#include <gtest/gtest.h>
-
-#include <set>
-
 #include "jit/build_key.hpp"
 #include "templates/linear_logp/op.hpp"
 #include "tests/support/fake_toolchain.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
 
 namespace rlk::jit {
 namespace {

@@ -2,6 +2,9 @@
 // A compiler and a loader that touch nothing, and an op to run through them.
 #pragma once
 
+#include "jit/dispatcher.hpp"
+#include "runtime/error.hpp"
+
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -10,9 +13,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "jit/dispatcher.hpp"
-#include "runtime/error.hpp"
 
 namespace rlk::test {
 
@@ -67,15 +67,16 @@ inline const jit::Op& fake_op() {
   static constexpr jit::ConstantDef constants[] = {{"size", "kSize"}};
   static constexpr const char* entries[] = {"rlk_fake"};
   static const jit::Op op{
-      "linear_logp", constants,
+      "linear_logp",
+      constants,
       [](const jit::OpCall& call) {
         if (static_cast<const FakeCall&>(call).size < 0) {
           throw InvalidArgument("linear_logp: size: expected at least 0, got -1");
         }
       },
       [](const jit::OpCall& call, Target target) {
-        return jit::Specialization{call.op, call.pass, target,
-                                   {static_cast<const FakeCall&>(call).size}};
+        return jit::Specialization{
+            call.op, call.pass, target, {static_cast<const FakeCall&>(call).size}};
       },
       [](const LoadedKernel& kernel, const jit::OpCall& base) {
         const auto& call = static_cast<const FakeCall&>(base);
