@@ -63,9 +63,7 @@ class Dispatcher {
   Config config() const;
   void configure(Config config);
 
-  // The store and compiler in use, for the inspector.
   std::shared_ptr<cache::DiskStore> store() const;
-  Compiler& cpu_compiler() const { return *cpu_.compiler; }
 
  private:
   // What stages 5 to 9 need, taken once so that a configure() in between does not mix.
