@@ -6,10 +6,12 @@ import tempfile
 
 import pytest
 
-# Before rlk reads its environment at the first call. Settings of the caller would change what runs.
+# Before rlk reads its environment at the first call. Settings of the caller would change what runs;
+# RLK_TEST_ and RLK_CHECK_ are the tests' own.
 _cache = tempfile.TemporaryDirectory(prefix="rlk-tests-")
-for _name in [name for name in os.environ if name.startswith("RLK_")]:
-    del os.environ[_name]
+for _name in list(os.environ):
+    if _name.startswith("RLK_") and not _name.startswith(("RLK_TEST_", "RLK_CHECK_")):
+        del os.environ[_name]
 os.environ["RLK_CACHE_DIR"] = os.path.join(_cache.name, "cache")
 
 

@@ -16,9 +16,9 @@ STORE = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}  # half 
 
 
 def as_float64(array: Any) -> np.ndarray:
-    """float64 copy of a NumPy array or torch tensor; exact for the storage types."""
+    """float64 copy of a NumPy array or torch tensor of any device; exact for the storage types."""
     if hasattr(array, "detach"):
-        return array.detach().double().numpy()
+        return array.detach().cpu().double().numpy()
     return np.asarray(array).astype(np.float64)
 
 
@@ -43,10 +43,10 @@ class Reference:
         self.types = {"hidden": dtype_name(hidden), "weight": dtype_name(weight)}
         h, w = as_float64(hidden), as_float64(weight)
         self.lead = h.shape[:-1]
-        t = np.asarray(target).astype(np.int64).reshape(-1)
+        t = _numpy(target).astype(np.int64).reshape(-1)
         active = np.ones(t.size, bool)
         if mask is not None:
-            active &= np.asarray(mask, dtype=np.float64).reshape(-1) != 0
+            active &= as_float64(mask).reshape(-1) != 0
         if ignore_index is not None:
             active &= t != ignore_index
         self.active = active
@@ -138,7 +138,7 @@ def same_bits(first: Any, second: Any) -> bool:
 
 def _numpy(array: Any) -> np.ndarray:
     if hasattr(array, "detach"):
-        array = array.detach()
+        array = array.detach().cpu()
         array = array.view(dtype=_bits_type(array)) if array.element_size() == 2 else array
         return array.numpy()
     return np.asarray(array)

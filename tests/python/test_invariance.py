@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from problems import DTYPES, LEVELS, Problem, host_levels, problem
+from problems import DTYPES, LEVELS, Problem, host_levels, only, problem
 from reference import same_bits
 
 import rlk
@@ -20,10 +20,6 @@ def rows_of(dtype: str) -> Problem:
     return problem(ROWS, DIM, VOCAB, dtype, bias="float32", seed=11)
 
 
-def part(p: Problem, rows) -> Problem:
-    return Problem(p.hidden[rows], p.weight, p.target[rows], p.bias, p.upstream[rows])
-
-
 def results(p: Problem) -> tuple[np.ndarray, np.ndarray]:
     return p.logp(), p.grads(needs=("hidden",)).hidden
 
@@ -31,7 +27,7 @@ def results(p: Problem) -> tuple[np.ndarray, np.ndarray]:
 def assert_rows(p: Problem, want: tuple[np.ndarray, np.ndarray], rows, what: str) -> None:
     """These rows of p, in a call of their own, have the bits of `want`."""
     for name, got, whole in zip(
-        ("log-prob", "gradient"), results(part(p, rows)), want, strict=True
+        ("log-prob", "gradient"), results(only(p, rows)), want, strict=True
     ):
         assert same_bits(got, np.ascontiguousarray(whole[rows])), f"{name}: {what}"
 
@@ -80,7 +76,7 @@ def test_weight_gradients_of_variants_and_threads(level, dtype):
 
 def test_each_row_alone():
     rlk.jit.configure(specialize=False)
-    p = part(rows_of("float32"), slice(0, 150))
+    p = only(rows_of("float32"), slice(0, 150))
     want = results(p)
     for row in range(150):
         assert_rows(p, want, slice(row, row + 1), f"row {row} alone")
@@ -99,11 +95,11 @@ def test_padding_and_garbage_beside_a_row():
 
 def test_temperature_of_the_neighbours():
     rlk.jit.configure(specialize=False)
-    p = part(rows_of("float32"), slice(0, 65))
+    p = only(rows_of("float32"), slice(0, 65))
     heat = np.linspace(0.2, 3, 65).astype(np.float32)
     want = p.logp(temperature=heat)
     for row in (0, 1, 30, 64):
-        alone = part(p, slice(row, row + 1)).logp(temperature=float(heat[row]))
+        alone = only(p, slice(row, row + 1)).logp(temperature=float(heat[row]))
         assert same_bits(alone, want[row : row + 1])
 
 

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from problems import DTYPES, Problem, check, numpy_type, problem
+from problems import DTYPES, Problem, check, numpy_type, only, problem, with_garbage
 from reference import same_bits
 
 import rlk
@@ -12,19 +12,6 @@ pytestmark = pytest.mark.usefixtures("generic")
 
 ROWS = 37
 MASK = np.arange(ROWS) % 3 != 1
-
-
-def with_garbage(p: Problem, active: np.ndarray) -> Problem:
-    """NaN hidden states and upstream gradients, and wild ids, in the inactive rows."""
-    hidden, target, upstream = p.hidden.copy(), p.target.copy(), p.upstream.copy()
-    hidden[~active] = np.nan
-    upstream[~active] = np.inf
-    target[~active] = np.resize([-1, 2**31, 2**32 + 1, -(2**63), 2**63 - 1], (~active).sum())
-    return Problem(hidden, p.weight, target, p.bias, upstream)
-
-
-def only(p: Problem, active: np.ndarray) -> Problem:
-    return Problem(p.hidden[active], p.weight, p.target[active], p.bias, p.upstream[active])
 
 
 @pytest.mark.parametrize(

@@ -3,26 +3,12 @@
 
 import numpy as np
 import pytest
-from problems import DTYPES, Problem, check, numpy_type, problem
+from problems import DTYPES, Problem, check, numpy_type, of_logits, problem
 from reference import assert_within, same_bits
 
 import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
-
-
-def of_logits(logits, target, dtype="float32") -> Problem:
-    """A problem whose logits are the rows of `logits`, exactly: hidden is the identity."""
-    logits = np.asarray(logits, np.float64)
-    kind = numpy_type(dtype)
-    rows = logits.shape[0]
-    return Problem(
-        hidden=np.eye(rows).astype(kind),
-        weight=np.ascontiguousarray(logits.T).astype(kind),
-        target=np.asarray(target),
-        bias=None,
-        upstream=np.linspace(-1, 2, rows, dtype=np.float32),
-    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
