@@ -28,6 +28,6 @@ target_compile_definitions(jit_nvrtc_test PRIVATE RLK_FAKE_NVRTC="$<TARGET_FILE:
 add_test(NAME nvrtc_leaves_the_driver_alone
   COMMAND jit_nvrtc_test --gtest_filter=NvrtcTargetsTest.ACompileLeavesTheDriverAlone)
 set_tests_properties(nvrtc_leaves_the_driver_alone PROPERTIES
-  ENVIRONMENT "LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>"
+  ENVIRONMENT "LD_LIBRARY_PATH=$<TARGET_FILE_DIR:fake_cuda>;${RLK_TEST_ENVIRONMENT}"
   SKIP_REGULAR_EXPRESSION "RLK_TEST_NVRTC names no NVRTC")
 add_dependencies(jit_nvrtc_test fake_cuda)
