@@ -105,11 +105,11 @@ Steps compile(const Variant& variant, benchmark::State& state) {
   static jit::LlvmCompiler compiler(RLK_LLVM_FOLDER);
   static const auto loader = runtime::make_cpu_loader();
   static std::vector<LoadedKernel> images;  // keep the code mapped
-  const auto* source = templates::find_cpu_source("linear_logp", name(variant.target));
+  const auto* source = templates::find_source("linear_logp", variant.target);
   jit::CompileRequest request;
   request.name = "linear_logp";
   request.target = name(variant.target);
-  request.source = source->bitcode;
+  request.source = source->code;
   request.constants = {{"kX", variant.type},
                        {"kV", variant.specialized ? vocab : -1},
                        {"kD", variant.specialized ? dim : -1}};

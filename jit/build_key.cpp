@@ -3,9 +3,12 @@
 #include "jit/build_key.hpp"
 
 #include "cache/entry.hpp"
+#include "jit/nvrtc/nvrtc_compiler.hpp"
 #include "jit/op.hpp"
 #include "runtime/error.hpp"
 #include "templates/registry.hpp"
+
+#include <fmt/format.h>
 
 #include <string>
 
@@ -15,13 +18,22 @@ namespace {
 // Raise when host and kernel disagree with older artifacts: argument structs, entry points, steps.
 constexpr std::string_view k_abi_version = "1";
 
-const templates::CpuSource& source_of(const Specialization& spec) {
-  const auto* source = templates::find_cpu_source(spec.op->name, name(spec.target));
+const templates::KernelSource& source_of(const Specialization& spec) {
+  const auto* source = templates::find_source(spec.op->name, spec.target);
   if (source == nullptr) {
-    throw Unsupported("{}: target: no template for {} in this build; have x86-64-v2, -v3, -v4",
-                      spec.op->name, name(spec.target));
+    throw Unsupported("{}: target: this build has no template for {}", spec.op->name,
+                      name(spec.target));
   }
   return *source;
+}
+
+// The options that decide the code, in order. The CPU's compiler has none: all is in its identity.
+std::vector<std::string> options_of(const Specialization& spec) {
+  if (backend(spec.target) == Backend::cpu) return {};
+  auto options = nvrtc_options(spec.target);
+  options.push_back(fmt::format("-DRLK_BACKWARD={}", spec.pass == Pass::bwd ? 1 : 0));
+  options.push_back(fmt::format("-DRLK_SHARED_LIMIT={}", shared_limit_bytes(spec.target)));
+  return options;
 }
 
 }  // namespace
@@ -30,11 +42,14 @@ CompileRequest compile_request(const Specialization& spec) {
   CompileRequest request;
   request.name = spec.text();
   request.target = name(spec.target);
-  request.source = source_of(spec).bitcode;
+  request.source = source_of(spec).code;
   for (std::size_t i = 0; i < spec.op->constants.size(); ++i) {
     request.constants.push_back({spec.op->constants[i].symbol, spec.values[i]});
   }
-  for (const char* entry : spec.op->entries(spec.pass)) request.entries.emplace_back(entry);
+  for (const char* entry : spec.op->entries(spec.pass, backend(spec.target))) {
+    request.entries.emplace_back(entry);
+  }
+  request.options = options_of(spec);
   return request;
 }
 
@@ -48,6 +63,7 @@ cache::Key build_key(const Specialization& spec) {
   key.field("template", source_of(spec).digest);
   key.field("specialization", spec.text());
   key.field("target", name(spec.target));
+  for (const auto& option : options_of(spec)) key.field("option", option);
   return key.finish();
 }
 

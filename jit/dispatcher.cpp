@@ -20,70 +20,99 @@ void Dispatcher::run(const OpCall& call) {
   } else {
     variant = &table_.look_up_or_build(spec, [&]() -> Variant {
       std::shared_lock building(building_);
+      expect_no_capture(call, spec);
+      const int device = call.device.index;
       const Session session = this->session();
-      const cache::Key key = build_key(spec);  // 5 key
-      if (auto entry = get(session, key)) {    // 6 get
-        if (auto kernel = load_cached(spec, *entry)) return {kernel, false, {}};
+      const cache::Key key = build_key(spec);      // 5 key
+      if (auto entry = get(session, spec, key)) {  // 6 get
+        if (auto kernel = load_cached(spec, *entry, device)) return {kernel, false, {}};
       }
-      if (auto why = why_not_compile(session); !why.empty()) return fall_back(spec, why);
+      if (auto why = why_not_compile(session, spec); !why.empty()) {
+        return fall_back(spec, device, why);
+      }
       try {
-        const cache::Entry entry = compile(spec, key);         // 7 compile
-        session.store->put(entry, cpu_.compiler->identity());  // 8 put
-        return {load(spec, entry), false, {}};                 // 9 load
+        const cache::Entry entry = compile(spec, key);                // 7 compile
+        session.store->put(entry, tools(spec).compiler->identity());  // 8 put
+        return {load(spec, entry, device), false, {}};                // 9 load
+      } catch (const DriverError&) {
+        throw;  // of the device, not of the code: the generic kernel would meet it too
       } catch (const Error& error) {
         if (spec.is_generic()) throw;
-        return fall_back(spec, error.what());
+        return fall_back(spec, device, error.what());
       }
     });
   }
   if (variant->is_fallback) fallbacks_.fetch_add(1, std::memory_order_relaxed);
-  op.launch(*variant->kernel, call);  // 10 launch
+  op.launch(*variant->kernel, call, launch_settings());  // 10 launch
 }
 
 Specialization Dispatcher::specialize(const OpCall& call) const {
-  if (call.device.kind != Device::Kind::cpu) {
-    throw Unsupported("{}: device: expected cpu, got {}", call.op->name, text(call.device));
+  const bool is_cpu = call.device.kind == Device::Kind::cpu;
+  const Toolchain& tools = is_cpu ? cpu_ : cuda_;
+  if (call.device.kind == Device::Kind::other || !tools.loader) {
+    throw Unsupported(
+        "{}: device: expected cpu, or cuda of compute capability 8.0 or later, got {}",
+        call.op->name, text(call.device));
   }
-  if (!has_cpu_target_.load(std::memory_order_relaxed)) {
-    throw Unsupported("{}: target: expected an x86-64 processor of level v2 or higher",
-                      call.op->name);
-  }
-  const auto spec = call.op->specialize(call, cpu_target_.load(std::memory_order_relaxed));
+  const int forced = (is_cpu ? cpu_target_ : cuda_target_).load(std::memory_order_relaxed);
+  const Target target = forced == k_own_target ? tools.loader->target(call.device.index)
+                                               : static_cast<Target>(forced);
+  const auto spec = call.op->specialize(call, target);
   return specialize_.load(std::memory_order_relaxed) ? spec : spec.generic();
 }
 
-std::optional<cache::Entry> Dispatcher::get(const Session& session, const cache::Key& key) const {
-  // With no compiler at hand any entry of the key is a hit: the exact name cannot be asked for.
-  const bool can_compile = why_not_compile(session).empty();
-  return session.store->get(key, can_compile ? cpu_.compiler->identity() : "");
+LaunchSettings Dispatcher::launch_settings() const {
+  return {workspace_bytes_.load(std::memory_order_relaxed),
+          validate_sync_.load(std::memory_order_relaxed)};
 }
 
-std::string Dispatcher::why_not_compile(const Session& session) const {
+void Dispatcher::expect_no_capture(const OpCall& call, const Specialization& spec) const {
+  if (!tools(spec).loader->is_capturing(call.device.index, call.stream)) return;
+  throw Unsupported(
+      "{}: stream: expected a kernel that is loaded, got the first call of {} inside a CUDA graph "
+      "capture; call once before capture, or rlk.jit.preload()",
+      call.op->name, spec.text());
+}
+
+std::optional<cache::Entry> Dispatcher::get(const Session& session, const Specialization& spec,
+                                            const cache::Key& key) const {
+  // With no compiler at hand any entry of the key is a hit: the exact name cannot be asked for.
+  const bool can_compile = why_not_compile(session, spec).empty();
+  return session.store->get(key, can_compile ? tools(spec).compiler->identity() : "");
+}
+
+std::string Dispatcher::why_not_compile(const Session& session, const Specialization& spec) const {
   if (session.config.settings.policy == Policy::off) return "RLK_JIT=off, nothing is compiled";
-  return cpu_.compiler->why_not();
+  return tools(spec).compiler->why_not();
 }
 
 cache::Entry Dispatcher::compile(const Specialization& spec, const cache::Key& key) {
   CompileRequest request = compile_request(spec);
-  CompiledCode compiled = cpu_.compiler->compile(request);
+  Compiler& compiler = *tools(spec).compiler;
+  CompiledCode compiled = compiler.compile(request);
   compiles_.fetch_add(1, std::memory_order_relaxed);
   log().info("compiled {} in {:.0f} ms", request.name, compiled.stats.compile_ms);
-  return {key.bytes, metadata(spec, request, compiled.stats, cpu_.compiler->identity()),
+  return {key.bytes, metadata(spec, request, compiled.stats, compiler.identity()),
           std::move(compiled.code)};
 }
 
-const LoadedKernel* Dispatcher::load(const Specialization& spec, const cache::Entry& entry) {
+const LoadedKernel* Dispatcher::load(const Specialization& spec, const cache::Entry& entry,
+                                     int device) {
   auto kernel = std::make_unique<LoadedKernel>();
   kernel->name = spec.text();
   kernel->target = spec.target;
-  cpu_.loader->load(*kernel, entry.payload, spec.op->entries(spec.pass));
+  runtime::Loader& loader = *tools(spec).loader;
+  loader.load(*kernel, entry.payload, spec.op->entries(spec.pass, backend(spec.target)));
+  loader.prepare(*kernel, device);
   return table_.keep(std::move(kernel));
 }
 
-const LoadedKernel* Dispatcher::load_cached(const Specialization& spec, const cache::Entry& entry) {
+const LoadedKernel* Dispatcher::load_cached(const Specialization& spec, const cache::Entry& entry,
+                                            int device) {
   try {
-    const LoadedKernel* kernel = load(spec, entry);
+    const LoadedKernel* kernel = load(spec, entry, device);
     disk_hits_.fetch_add(1, std::memory_order_relaxed);
+    log().info("loaded {} from the cache", kernel->name);
     return kernel;
   } catch (const LoadError& error) {
     // Sound by its checksum and still not loadable: as good as a miss, and rebuilt.
@@ -93,7 +122,7 @@ const LoadedKernel* Dispatcher::load_cached(const Specialization& spec, const ca
   }
 }
 
-Variant Dispatcher::fall_back(const Specialization& spec, const std::string& reason) {
+Variant Dispatcher::fall_back(const Specialization& spec, int device, const std::string& reason) {
   if (spec.is_generic()) {
     throw Unsupported(
         "{}: target: no kernel for {}: the built-in layer does not hold it and nothing can be "
@@ -104,10 +133,10 @@ Variant Dispatcher::fall_back(const Specialization& spec, const std::string& rea
   const Variant& variant = table_.look_up_or_build(generic, [&]() -> Variant {
     const Session session = this->session();
     const cache::Key key = build_key(generic);
-    if (auto entry = get(session, key)) {
-      if (auto kernel = load_cached(generic, *entry)) return {kernel, false, {}};
+    if (auto entry = get(session, generic, key)) {
+      if (auto kernel = load_cached(generic, *entry, device)) return {kernel, false, {}};
     }
-    return fall_back(generic, reason);
+    return fall_back(generic, device, reason);
   });
   warn_once(fmt::format("{}: the generic kernel runs instead: {}", spec.text(), reason), reason);
   return {variant.kernel, true, reason};
@@ -135,19 +164,19 @@ Explanation Dispatcher::explain(const OpCall& call) {
     return result;
   }
   auto result = describe(spec);
-  if (get(session, build_key(spec))) {
+  if (get(session, spec, build_key(spec))) {
     result.source = "cache";
     result.reason = "an entry of this key lies in a cache layer";
     return result;
   }
-  const auto why = why_not_compile(session);
+  const auto why = why_not_compile(session, spec);
   if (why.empty()) {
     result.source = "compile";
     result.reason = "no cache layer has it; the first call compiles it";
     return result;
   }
   result = describe(spec.generic());
-  const bool found = get(session, build_key(spec.generic())).has_value();
+  const bool found = get(session, spec.generic(), build_key(spec.generic())).has_value();
   result.source = found ? "cache" : "none";
   result.reason = why;
   return result;

@@ -51,7 +51,8 @@ struct Toolchain {
 
 class Dispatcher {
  public:
-  Dispatcher(Config config, Toolchain cpu);
+  // Without `cuda`, CUDA tensors are Unsupported.
+  Dispatcher(Config config, Toolchain cpu, Toolchain cuda = {});
 
   // The dispatcher of this process, made from the environment at first use.
   static Dispatcher& instance();
@@ -76,22 +77,30 @@ class Dispatcher {
   void unlock_in_parent();
   void reset_in_child();
   Session session() const;
+  const Toolchain& tools(const Specialization& spec) const {
+    return backend(spec.target) == Backend::cpu ? cpu_ : cuda_;
+  }
   Specialization specialize(const OpCall& call) const;
-  std::string why_not_compile(const Session& session) const;
-  std::optional<cache::Entry> get(const Session& session, const cache::Key& key) const;
+  LaunchSettings launch_settings() const;
+  void expect_no_capture(const OpCall& call, const Specialization& spec) const;
+  std::string why_not_compile(const Session& session, const Specialization& spec) const;
+  std::optional<cache::Entry> get(const Session& session, const Specialization& spec,
+                                  const cache::Key& key) const;
   cache::Entry compile(const Specialization& spec, const cache::Key& key);
-  const LoadedKernel* load(const Specialization& spec, const cache::Entry& entry);
-  const LoadedKernel* load_cached(const Specialization& spec, const cache::Entry& entry);
-  Variant fall_back(const Specialization& spec, const std::string& reason);
+  const LoadedKernel* load(const Specialization& spec, const cache::Entry& entry, int device);
+  const LoadedKernel* load_cached(const Specialization& spec, const cache::Entry& entry,
+                                  int device);
+  Variant fall_back(const Specialization& spec, int device, const std::string& reason);
   void warn_once(const std::string& message, const std::string& reason);
 
-  Toolchain cpu_;
+  Toolchain cpu_, cuda_;
   KernelTable table_;
 
-  // Read on every call.
-  std::atomic<Target> cpu_target_{};
-  std::atomic<bool> has_cpu_target_{false};
-  std::atomic<bool> specialize_{true};
+  // Read on every call. Targets: what RLK_ARCH says, or none: the device's own.
+  static constexpr int k_own_target = -1;
+  std::atomic<int> cpu_target_{k_own_target}, cuda_target_{k_own_target};
+  std::atomic<bool> specialize_{true}, validate_sync_{false};
+  std::atomic<std::int64_t> workspace_bytes_{0};
 
   // Shared while stages 5 to 9 run. A fork waits for them: its child would find LLVM, the dynamic
   // linker or the log in the middle of what another thread did, locked for ever.

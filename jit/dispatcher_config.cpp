@@ -3,6 +3,8 @@
 #include "jit/dispatcher.hpp"
 #include "jit/layers.hpp"
 #include "jit/llvm_compiler.hpp"
+#include "jit/nvrtc/make_nvrtc_compiler.hpp"
+#include "runtime/cuda/cuda_loader.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
 #include "runtime/thread_pool.hpp"
@@ -20,7 +22,8 @@ std::shared_ptr<cache::DiskStore> make_store(const Settings& settings) {
 
 }  // namespace
 
-Dispatcher::Dispatcher(Config config, Toolchain cpu) : cpu_(std::move(cpu)) {
+Dispatcher::Dispatcher(Config config, Toolchain cpu, Toolchain cuda)
+    : cpu_(std::move(cpu)), cuda_(std::move(cuda)) {
   configure(std::move(config));
 }
 
@@ -30,7 +33,8 @@ Dispatcher& Dispatcher::instance() {
     Config config{read_settings(), true};
     Toolchain cpu{std::make_shared<LlvmCompiler>(config.settings.package_folder),
                   runtime::make_cpu_loader()};
-    auto* made = new Dispatcher(std::move(config), std::move(cpu));
+    Toolchain cuda{make_nvrtc_compiler(config.settings), runtime::cuda::make_cuda_loader()};
+    auto* made = new Dispatcher(std::move(config), std::move(cpu), std::move(cuda));
     pthread_atfork([] { instance().lock_for_fork(); }, [] { instance().unlock_in_parent(); },
                    [] { instance().reset_in_child(); });
     return made;
@@ -71,10 +75,14 @@ void Dispatcher::configure(Config config) {
   if (config.settings.num_threads) {
     runtime::ThreadPool::instance().set_num_threads(*config.settings.num_threads);
   }
-  const auto target = config.settings.cpu_target ? config.settings.cpu_target : host_cpu_target();
-  has_cpu_target_ = target.has_value();
-  if (target) cpu_target_ = *target;
+  const auto forced = [](const std::optional<Target>& target) {
+    return target ? static_cast<int>(*target) : k_own_target;
+  };
+  cpu_target_ = forced(config.settings.cpu_target);
+  cuda_target_ = forced(config.settings.cuda_target);
   specialize_ = config.specialize;
+  validate_sync_ = config.settings.validate_sync;
+  workspace_bytes_ = std::int64_t{config.settings.workspace_mib} << 20;
 
   std::lock_guard lock(mutex_);
   if (!session_.store || config.settings.cache_dir != session_.config.settings.cache_dir) {

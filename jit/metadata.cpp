@@ -2,6 +2,8 @@
 // Writes an entry's metadata. A number that the compiler does not know is left out.
 #include "jit/metadata.hpp"
 
+#include "jit/op.hpp"
+
 #include <nlohmann/json.hpp>
 
 #include <ctime>
@@ -26,6 +28,9 @@ std::string metadata(const Specialization& spec, const CompileRequest& request,
   known("code_bytes", stats.code_bytes);
   known("registers", stats.registers);
   known("shared_bytes", stats.shared_bytes);
+  if (backend(spec.target) == Backend::cuda) {
+    json["dynamic_shared_bytes"] = spec.op->dynamic_shared_bytes(spec);
+  }
   known("local_bytes", stats.local_bytes);
   known("spilled_bytes", stats.spilled_bytes);
   known("num_spills", stats.num_spills);

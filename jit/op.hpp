@@ -5,7 +5,9 @@
 #include "jit/specialization.hpp"
 #include "runtime/loaded_kernel.hpp"
 #include "runtime/tensor.hpp"
+#include "runtime/workspace.hpp"
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -19,6 +21,15 @@ struct OpCall {
   const Op* op = nullptr;
   Pass pass = Pass::fwd;
   Device device;
+  // CUDA alone.
+  void* stream = nullptr;                   // the caller's CUstream
+  runtime::Workspace* workspace = nullptr;  // temporary memory, of the caller's framework
+};
+
+// What settings tell a launch. Results do not depend on it.
+struct LaunchSettings {
+  std::int64_t workspace_bytes = std::int64_t{512} << 20;  // CUDA: of a backward, about
+  bool validate_sync = false;  // CUDA: look at the values of a call before its launch
 };
 
 // One constant of a template. Two neighbours of one label are shown as one: tile=14x2.
@@ -38,10 +49,12 @@ struct Op {
   // Stage 3. Allocates nothing.
   Specialization (*specialize)(const OpCall&, Target);
   // Stage 10. kernel.entries follow `entries(pass)`.
-  void (*launch)(const LoadedKernel&, const OpCall&);
+  void (*launch)(const LoadedKernel&, const OpCall&, const LaunchSettings&);
 
   // Entry points of the artifact of a pass.
-  std::span<const char* const> (*entries)(Pass);
+  std::span<const char* const> (*entries)(Pass, Backend);
+  // Most dynamic shared memory that a launch asks for; 0 on the CPU.
+  int (*dynamic_shared_bytes)(const Specialization&);
   // The generic variants that ship with rlk, for one target.
   std::vector<Specialization> (*generic_variants)(Target);
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU's loader: an ELF image and its symbols.
 #include "runtime/elf_image.hpp"
+#include "runtime/error.hpp"
 #include "runtime/loader.hpp"
 
 namespace rlk::runtime {
@@ -8,6 +9,12 @@ namespace {
 
 class CpuLoader final : public Loader {
  public:
+  Target target(int) override {
+    static const auto host = host_cpu_target();
+    if (!host) throw Unsupported("target: expected an x86-64 processor of level v2 or higher");
+    return *host;
+  }
+
   void load(LoadedKernel& kernel, std::span<const std::byte> code,
             std::span<const char* const> entries) override {
     auto image = std::make_shared<ElfImage>(ElfImage::load(code));
@@ -16,6 +23,9 @@ class CpuLoader final : public Loader {
     }
     kernel.image = std::move(image);
   }
+
+  void prepare(const LoadedKernel&, int) override {}
+  bool is_capturing(int, void*) override { return false; }
 };
 
 }  // namespace

@@ -14,10 +14,20 @@ class Loader {
  public:
   virtual ~Loader() = default;
 
+  // What device `index` of this backend runs. Called on every call. Throws Unsupported where it can
+  // run nothing of ours.
+  virtual Target target(int index) = 0;
+
   // Fills entries (in the order of `entries`) and image. Throws LoadError where the bytes are no
   // code of this backend or lack an entry. Any thread.
   virtual void load(LoadedKernel& kernel, std::span<const std::byte> code,
                     std::span<const char* const> entries) = 0;
+
+  // The last step of a load, for a device that will launch the kernel. Throws DriverError.
+  virtual void prepare(const LoadedKernel& kernel, int device) = 0;
+
+  // Whether a graph is being captured from this stream: nothing may be loaded then.
+  virtual bool is_capturing(int device, void* stream) = 0;
 };
 
 // Relocatable ELF objects, mapped into this process; LLVM is not involved.

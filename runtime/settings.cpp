@@ -12,13 +12,13 @@
 namespace rlk {
 namespace {
 
-int number_of_threads(const std::string& text) {
+int number(const char* variable, const std::string& text, int most) {
   int value = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size()) value = 0;
-  if (value >= 1 && value <= k_max_threads) return value;
-  throw InvalidArgument("RLK_NUM_THREADS: expected a whole number from 1 to {}, got \"{}\"",
-                        k_max_threads, text);
+  if (value >= 1 && value <= most) return value;
+  throw InvalidArgument("{}: expected a whole number from 1 to {}, got \"{}\"", variable, most,
+                        text);
 }
 
 // The folder of the library or program that this code was linked into; rlk-jit lies in its bin/.
@@ -38,6 +38,11 @@ Policy policy_named(const std::string& text) {
   if (text == "sync") return Policy::sync;
   if (text == "off") return Policy::off;
   throw InvalidArgument("RLK_JIT: expected sync or off, got \"{}\"", text);
+}
+
+bool validate_sync_named(const std::string& text) {
+  if (text == "sync" || text == "async") return text == "sync";
+  throw InvalidArgument("RLK_VALIDATE: expected async or sync, got \"{}\"", text);
 }
 
 std::string_view name(Policy policy) { return policy == Policy::sync ? "sync" : "off"; }
@@ -73,9 +78,14 @@ Settings read_settings(const Lookup& environment) {
   if (auto text = environment("RLK_LOG")) settings.log_level = *text;
   if (auto text = environment("RLK_ARCH")) set_arch(settings, *text);
   if (auto text = environment("RLK_NUM_THREADS")) {
-    settings.num_threads = number_of_threads(*text);
+    settings.num_threads = number("RLK_NUM_THREADS", *text, k_max_threads);
+  }
+  if (auto text = environment("RLK_VALIDATE")) settings.validate_sync = validate_sync_named(*text);
+  if (auto text = environment("RLK_WORKSPACE_MIB")) {
+    settings.workspace_mib = number("RLK_WORKSPACE_MIB", *text, k_max_workspace_mib);
   }
   settings.cache_dir = environment("RLK_CACHE_DIR");
+  settings.dump_dir = environment("RLK_DUMP_DIR");
   return settings;
 }
 

@@ -18,6 +18,8 @@ enum class Policy : std::uint8_t { sync, off };
 // Each thread has a stack and scratch of its own: a slip of the key must not ask for millions.
 inline constexpr int k_max_threads = 1024;
 
+inline constexpr int k_max_workspace_mib = 1 << 20;
+
 struct Settings {
   Policy policy = Policy::sync;          // RLK_JIT
   std::string log_level = "warn";        // RLK_LOG
@@ -25,6 +27,9 @@ struct Settings {
   std::optional<Target> cuda_target;     // RLK_ARCH
   std::optional<int> num_threads;        // RLK_NUM_THREADS
   std::optional<std::string> cache_dir;  // RLK_CACHE_DIR
+  std::optional<std::string> dump_dir;   // RLK_DUMP_DIR: sources that CUDA's compiler refused
+  bool validate_sync = false;            // RLK_VALIDATE: CUDA, values are checked before a launch
+  int workspace_mib = 512;               // RLK_WORKSPACE_MIB: CUDA, of a backward, about
   std::filesystem::path package_folder;  // holds librlk_llvm.so and builtin/; beside this code
 };
 
@@ -36,7 +41,8 @@ std::optional<std::string> process_environment(const char* variable);
 Settings read_settings(const Lookup& environment);
 Settings read_settings();
 
-Policy policy_named(const std::string& text);  // throws InvalidArgument
+Policy policy_named(const std::string& text);       // throws InvalidArgument
+bool validate_sync_named(const std::string& text);  // "sync", "async"; throws InvalidArgument
 std::string_view name(Policy policy);
 
 // Sets cpu_target or cuda_target from "x86-64-v3" or "sm_90a,x86-64-v4". Throws InvalidArgument on

@@ -13,6 +13,24 @@ std::int64_t Tensor::num_elements() const {
   return count;
 }
 
+std::optional<std::int64_t> flat_stride(std::span<const std::int64_t> shape,
+                                        std::span<const std::int64_t> strides) {
+  std::optional<std::int64_t> inner;  // stride of the innermost axis longer than 1
+  std::int64_t expected = 0;
+  for (std::size_t axis = shape.size(); axis-- > 0;) {
+    if (shape[axis] == 1) continue;
+    if (!inner) {
+      inner = strides[axis];
+      expected = strides[axis] * shape[axis];
+    } else if (strides[axis] == expected) {
+      expected *= shape[axis];
+    } else {
+      return std::nullopt;
+    }
+  }
+  return inner.value_or(0);
+}
+
 Tensor dense_tensor(void* data, DType dtype, Device device, std::span<const std::int64_t> shape) {
   Tensor tensor{data, dtype, device, static_cast<int>(shape.size()), {}, {}};
   std::int64_t stride = 1;

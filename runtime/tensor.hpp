@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -30,8 +31,15 @@ struct Tensor {
 
   bool present() const { return rank >= 0; }
   std::span<const std::int64_t> dims() const { return {shape.data(), static_cast<size_t>(rank)}; }
+  std::span<const std::int64_t> steps() const {
+    return {strides.data(), static_cast<size_t>(rank)};
+  }
   std::int64_t num_elements() const;
 };
+
+// The one stride that steps through all these axes in row-major order, if there is one.
+std::optional<std::int64_t> flat_stride(std::span<const std::int64_t> shape,
+                                        std::span<const std::int64_t> strides);
 
 // A dense row-major tensor over memory of the caller's.
 Tensor dense_tensor(void* data, DType dtype, Device device, std::span<const std::int64_t> shape);

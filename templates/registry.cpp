@@ -6,9 +6,10 @@
 
 namespace rlk::templates {
 
-const CpuSource* find_cpu_source(std::string_view op, std::string_view level) {
-  for (const auto& source : cpu_sources()) {
-    if (source.op == op && source.level == level) return &source;
+const KernelSource* find_source(std::string_view op, Target target) {
+  const auto family = backend(target) == Backend::cuda ? "cuda" : name(target);
+  for (const auto& source : kernel_sources()) {
+    if (source.op == op && source.family == family) return &source;
   }
   return nullptr;
 }

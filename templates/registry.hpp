@@ -3,6 +3,8 @@
 // under templates/ with an op.cpp is an op and defines `const jit::Op <folder>_op`.
 #pragma once
 
+#include "runtime/target.hpp"
+
 #include <cstddef>
 #include <span>
 #include <string_view>
@@ -13,16 +15,17 @@ struct Op;
 
 namespace rlk::templates {
 
-// A kernel_cpu.cpp, compiled to bitcode for one level.
-struct CpuSource {
+// What a compiler is given: for a CPU level, kernel_cpu.cpp as bitcode; for every CUDA target,
+// kernel.cuh with its headers as one text.
+struct KernelSource {
   std::string_view op;
-  std::string_view level;
-  std::span<const std::byte> bitcode;
-  std::string_view digest;  // SHA-256 of the bitcode, in hex
+  std::string_view family;  // "x86-64-v3", or "cuda"
+  std::span<const std::byte> code;
+  std::string_view digest;  // SHA-256 of the code, in hex
 };
 
-std::span<const CpuSource> cpu_sources();
-const CpuSource* find_cpu_source(std::string_view op, std::string_view level);
+std::span<const KernelSource> kernel_sources();
+const KernelSource* find_source(std::string_view op, Target target);
 
 std::span<const jit::Op* const> ops();
 const jit::Op* find_op(std::string_view name);

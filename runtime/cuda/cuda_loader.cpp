@@ -99,6 +99,13 @@ class CudaLoader final : public Loader {
  public:
   explicit CudaLoader(std::function<Driver&()> driver) : driver_(std::move(driver)) {}
 
+  Target target(int index) override {
+    const DeviceInfo& device = find_device(index);
+    if (device.target) return *device.target;
+    throw Unsupported("device: expected compute capability 8.0 or later, got {}.{} ({})",
+                      device.major, device.minor, device.name);
+  }
+
   void load(LoadedKernel& kernel, std::span<const std::byte> code,
             std::span<const char* const> entries) override {
     if (!is_whole(code)) {
@@ -112,7 +119,25 @@ class CudaLoader final : public Loader {
     kernel.image = std::move(image);
   }
 
+  void prepare(const LoadedKernel& kernel, int device) override {
+    for (void* entry : kernel.entries) {
+      if (entry != nullptr) static_cast<LoadedEntry*>(entry)->prepare(device);
+    }
+  }
+
+  bool is_capturing(int device, void* stream) override {
+    return cuda::is_capturing(driver_(), device, static_cast<Stream>(stream));
+  }
+
  private:
+  const DeviceInfo& find_device(int index) {
+    try {
+      return driver_().device(index);
+    } catch (const LoadError& error) {
+      throw Unsupported("device: expected a machine with a CUDA driver: {}", error.what());
+    }
+  }
+
   std::function<Driver&()> driver_;
 };
 
@@ -120,12 +145,6 @@ class CudaLoader final : public Loader {
 
 std::unique_ptr<Loader> make_cuda_loader(std::function<Driver&()> driver) {
   return std::make_unique<CudaLoader>(std::move(driver));
-}
-
-void prepare(const LoadedKernel& kernel, DeviceOrdinal device) {
-  for (void* entry : kernel.entries) {
-    if (entry != nullptr) static_cast<LoadedEntry*>(entry)->prepare(device);
-  }
 }
 
 }  // namespace rlk::runtime::cuda

@@ -19,7 +19,4 @@ inline LoadedEntry& entry(const LoadedKernel& kernel, int index) {
   return *static_cast<LoadedEntry*>(kernel.entries[static_cast<std::size_t>(index)]);
 }
 
-// Prepares every entry for a device (stage 9's last step, where a device is known).
-void prepare(const LoadedKernel& kernel, DeviceOrdinal device);
-
 }  // namespace rlk::runtime::cuda

@@ -13,11 +13,13 @@ using DeviceOrdinal = int;
 
 struct ContextTag;
 struct StreamTag;
+struct EventTag;
 struct LibraryTag;
 struct KernelTag;
 struct FunctionTag;
 using Context = ContextTag*;
 using Stream = StreamTag*;
+using Event = EventTag*;
 using Library = LibraryTag*;
 using Kernel = KernelTag*;
 using Function = FunctionTag*;
@@ -62,6 +64,7 @@ enum class JitOption : int { error_log = 5, error_log_bytes = 6 };
   X(ctx_get_device, cuCtxGetDevice, (DeviceOrdinal*))                                         \
   X(ctx_push_current, cuCtxPushCurrent, (Context))                                            \
   X(ctx_pop_current, cuCtxPopCurrent, (Context*))                                             \
+  X(ctx_synchronize, cuCtxSynchronize, ())                                                    \
   X(library_load_data, cuLibraryLoadData,                                                     \
     (Library*, const void* code, JitOption* options, void** values, unsigned num_options,     \
      int* library_options, void** library_values, unsigned num_library_options))              \
@@ -83,6 +86,14 @@ enum class JitOption : int { error_log = 5, error_log_bytes = 6 };
   X(mem_free, cuMemFree, (std::uint64_t address))                                             \
   X(memcpy_htod, cuMemcpyHtoD, (std::uint64_t to, const void* from, std::size_t bytes))       \
   X(memcpy_dtoh, cuMemcpyDtoH, (void* to, std::uint64_t from, std::size_t bytes))             \
+  X(mem_alloc_async, cuMemAllocAsync, (std::uint64_t* address, std::size_t bytes, Stream))    \
+  X(mem_free_async, cuMemFreeAsync, (std::uint64_t address, Stream))                          \
+  X(memset_d8_async, cuMemsetD8Async,                                                         \
+    (std::uint64_t address, unsigned char value, std::size_t bytes, Stream))                  \
+  X(event_create, cuEventCreate, (Event*, unsigned flags))                                    \
+  X(event_destroy, cuEventDestroy, (Event))                                                   \
+  X(event_record, cuEventRecord, (Event, Stream))                                             \
+  X(stream_wait_event, cuStreamWaitEvent, (Stream, Event, unsigned flags))                    \
   X(mem_host_alloc, cuMemHostAlloc, (void** memory, std::size_t bytes, unsigned flags))       \
   X(mem_free_host, cuMemFreeHost, (void* memory))
 

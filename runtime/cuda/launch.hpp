@@ -39,6 +39,7 @@ class LoadedEntry {
   void launch(DeviceOrdinal device, Stream stream, const LaunchDims& dims, void** arguments);
 
   const std::string& name() const { return name_; }
+  Driver& driver() const { return driver_; }
 
  private:
   Driver& driver_;

@@ -3,11 +3,10 @@
 #pragma once
 
 #include "common/cuda/store.cuh"
-#include "linear_logp/logits.cuh"
 
 namespace rlk {
 
-constexpr LinearLogpCudaTile kGradientTile = linear_logp_cuda_gradient_tile(kX, kSharedLimit);
+constexpr LinearLogpCudaTile kGradientTile = linear_logp_cuda_gradient_tile(kX, RLK_SHARED_LIMIT);
 using GradientShape = Shape<kGradientTile.rows, kGradientTile.cols, kGradientTile.k,
                             kGradientTile.stages, kGradientTile.warp_rows, kGradientTile.warp_cols>;
 constexpr int kChunk = 16 / sizeof(T);  // elements that one copy moves

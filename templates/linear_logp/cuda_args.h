@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the CUDA kernels of linear_logp and their host code agree on: tile shapes and arguments.
-// Included by kernel.cuh, which has no other headers than templates, so this file includes nothing.
+// Included by kernel.cuh, which has no other headers than templates, so this file includes no more.
 #pragma once
+
+#include "common/cuda/device_error.h"
 
 namespace rlk {
 
@@ -42,12 +44,6 @@ struct LinearLogpCudaArray {
   int type;  // a TypeCode of common/cuda/element.cuh
 };
 
-// First error of the device, in memory that the host reads without synchronizing.
-struct LinearLogpCudaError {
-  unsigned state;  // 0: none, 1: being written, 2: an active row's target is out of range
-  long long row, id;
-};
-
 // Arguments of every entry but pack. Rows of a call are numbered 0 to num_rows; the active ones are
 // numbered anew, ascending. Workspace is 256-byte aligned.
 struct LinearLogpCudaArgs {
@@ -78,7 +74,8 @@ struct LinearLogpCudaArgs {
   float* logp;         // [num_rows]
   float* row_max;      // [num_rows]; null in a forward without backward
   float* row_log_sum;  // [num_rows]; likewise
-  LinearLogpCudaError* error;
+  DeviceError* error;
+  const char* op;  // for `error`
 
   // Forward: active rows [first_row, first_row + strip_rows) at once.
   long long first_row, strip_rows;

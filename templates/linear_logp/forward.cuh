@@ -2,8 +2,6 @@
 // Entry points of linear_logp's forward; see kernel.cuh.
 #pragma once
 
-#include "linear_logp/logits.cuh"
-
 namespace rlk {
 
 constexpr int kMergeRows = 32;
@@ -92,12 +90,16 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, float* partial_max, float* partial
   }
 }
 
-RLK_DEVICE void report_target(LinearLogpCudaError* error, Int64 row, Int64 id) {
-  if (atomicCAS(&error->state, 0u, 1u) != 0) return;  // the first one of the device is kept
-  error->row = row;
-  error->id = id;
+RLK_DEVICE void report_target(const Args& a, Int64 row, Int64 id) {
+  DeviceError& error = *a.error;
+  // The first one of the device is kept.
+  if (atomicCAS(&error.state, DeviceError::kNone, DeviceError::kBeingWritten) != 0) return;
+  error.row = row;
+  error.id = id;
+  error.num_ids = vocab(a);
+  error.op = a.op;
   __threadfence_system();
-  *const_cast<volatile unsigned*>(&error->state) = 2;
+  *const_cast<volatile unsigned*>(&error.state) = DeviceError::kIdOutOfRange;
 }
 
 }  // namespace rlk
@@ -179,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(rlk::kMergeRows* rlk::kMergeSegment
   if (target >= 0 && target < vocab(a)) {
     logp = (a.target_logit[strip_row] - max) - log_sum;
   } else {
-    report_target(a.error, row, target);
+    report_target(a, row, target);
     max = nan();  // the backward's gradients of the row too
   }
   a.logp[row] = logp;

@@ -6,12 +6,13 @@
 //   dZ[r][v] = grad[r] * inverse_temperature[r] * (1[v == target] - exp((z - max) - log_sum))
 //   dhidden = dZ * weight, dweight = dZ^T * hidden, dbias[v] = sum_r dZ[r][v]
 //
-// Rendered before this text, in namespace rlk but for the first:
-//   RLK_BACKWARD   macro: 1 gives the entries of the backward, 0 those of the forward
+// Rendered before this text:
 //   kX             type of hidden and weight: 1 fp32, 2 bf16, 3 fp16; never -1
 //   kV             vocabulary size, or -1: run-time vocab
 //   kD             hidden size, or -1: run-time dim
-//   kSharedLimit   most shared bytes that a block of the target may have
+// Macros:
+//   RLK_BACKWARD      1 gives the entries of the backward, 0 those of the forward
+//   RLK_SHARED_LIMIT  most shared bytes that a block of the target may have
 //
 // Steps in launch order, each one argument by value: LinearLogpCudaCopy for pack,
 // LinearLogpCudaArgs for all others. "tiles" is a grid of ceil(rows / tile.rows) * ceil(cols /
@@ -38,6 +39,8 @@
 //
 // Operations: forward 2*N*V*D, backward 6*N*V*D. Memory: forward 8*N*ceil(V/192) bytes written and
 // read once; backward a wave of dZ written once and read once a product.
+// A header's text comes once, so one that both passes need must stand before the choice.
+#include "linear_logp/logits.cuh"
 #if RLK_BACKWARD
 #include "linear_logp/backward.cuh"
 #else

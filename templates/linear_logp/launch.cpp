@@ -3,6 +3,7 @@
 #include "templates/linear_logp/launch.hpp"
 
 #include "templates/linear_logp/launch_cpu.hpp"
+#include "templates/linear_logp/launch_cuda.hpp"
 #include "templates/linear_logp/op.hpp"
 #include "templates/linear_logp/rows.hpp"
 
@@ -91,8 +92,13 @@ Int64 vector_lanes(Target level) {
 
 }  // namespace
 
-void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base) {
+void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base,
+                        const jit::LaunchSettings& settings) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
+  if (backend(kernel.target) == Backend::cuda) {
+    launch_linear_logp_cuda(kernel, call, settings);
+    return;
+  }
   const ActiveRows active = active_rows(call);
   const LinearLogpCpuOperands operands = operands_of(call, active);
   const LinearLogpCpuTile tile = linear_logp_cpu_tile(vector_lanes(kernel.target));

@@ -7,7 +7,8 @@
 
 namespace rlk {
 
-void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& call);
+void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& call,
+                        const jit::LaunchSettings& settings);
 
 constexpr CpuType cpu_type(DType dtype) {
   return dtype == DType::f32 ? kTypeFloat32 : dtype == DType::bf16 ? kTypeBfloat16 : kTypeFloat16;

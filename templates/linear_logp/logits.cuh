@@ -16,7 +16,7 @@ struct Shape {
   static constexpr int kWarpRows = kWarpRows_, kWarpCols = kWarpCols_;
 };
 
-constexpr LinearLogpCudaTile kLogitsTile = linear_logp_cuda_logits_tile(kX, kSharedLimit);
+constexpr LinearLogpCudaTile kLogitsTile = linear_logp_cuda_logits_tile(kX, RLK_SHARED_LIMIT);
 using LogitsShape = Shape<kLogitsTile.rows, kLogitsTile.cols, kLogitsTile.k, kLogitsTile.stages,
                           kLogitsTile.warp_rows, kLogitsTile.warp_cols>;
 using T = Element<kX>::Type;

@@ -5,11 +5,12 @@
 #include "templates/linear_logp/check.hpp"
 #include "templates/linear_logp/launch.hpp"
 #include "templates/linear_logp/launch_cpu.hpp"
+#include "templates/linear_logp/launch_cuda.hpp"
 
 namespace rlk {
 namespace {
 
-// Words of the codes of CpuType in cpu_args.h.
+// Words of the codes of CpuType in cpu_args.h, which are those of CUDA's templates too.
 constexpr std::string_view k_types[] = {"none", "f32", "bf16", "f16"};
 
 constexpr jit::ConstantDef k_constants[] = {
@@ -18,7 +19,8 @@ constexpr jit::ConstantDef k_constants[] = {
     {"D", "kD"},
 };
 
-std::span<const char* const> entries(jit::Pass pass) {
+std::span<const char* const> entries(jit::Pass pass, Backend backend) {
+  if (backend == Backend::cuda) return linear_logp_cuda_entries(pass);
   if (pass == jit::Pass::fwd) return LinearLogpFwdSteps::entries;
   return LinearLogpBwdSteps::entries;
 }
@@ -29,6 +31,12 @@ jit::Specialization specialize(const jit::OpCall& base, Target target) {
           call.pass,
           target,
           {cpu_type(call.weight.dtype), call.weight.shape[0], call.weight.shape[1]}};
+}
+
+int dynamic_shared_bytes(const jit::Specialization& spec) {
+  if (backend(spec.target) == Backend::cpu) return 0;
+  const int x = static_cast<int>(spec.values[0]);
+  return linear_logp_cuda_shared_bytes(x, spec.target, spec.pass);
 }
 
 std::vector<jit::Specialization> generic_variants(Target target) {
@@ -46,8 +54,8 @@ std::vector<jit::Specialization> generic_variants(Target target) {
 
 namespace templates {
 const jit::Op linear_logp_op{
-    "linear_logp",      k_constants, check_linear_logp, specialize,
-    launch_linear_logp, entries,     generic_variants,
+    "linear_logp",      k_constants, check_linear_logp,    specialize,
+    launch_linear_logp, entries,     dynamic_shared_bytes, generic_variants,
 };
 }  // namespace templates
 

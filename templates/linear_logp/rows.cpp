@@ -12,24 +12,6 @@
 namespace rlk {
 namespace {
 
-// The one stride that steps through all leading axes in row-major order, if there is one.
-std::optional<std::int64_t> row_stride(const Tensor& hidden) {
-  std::optional<std::int64_t> inner;  // stride of the innermost leading axis longer than 1
-  std::int64_t expected = 0;
-  for (int axis = hidden.rank - 2; axis >= 0; --axis) {
-    if (hidden.shape[axis] == 1) continue;
-    if (!inner) {
-      inner = hidden.strides[axis];
-      expected = hidden.strides[axis] * hidden.shape[axis];
-    } else if (hidden.strides[axis] == expected) {
-      expected *= hidden.shape[axis];
-    } else {
-      return std::nullopt;
-    }
-  }
-  return inner.value_or(0);
-}
-
 // Row numbers kept by mask and ignore_index; nothing where all are.
 std::optional<std::vector<std::int64_t>> kept_rows(const LinearLogpCall& call,
                                                    const std::vector<std::int64_t>& target) {
@@ -95,7 +77,9 @@ ActiveRows active_rows(const LinearLogpCall& call) {
   active.num_active = static_cast<std::int64_t>(active.target.size());
   expect_targets_in_range(active, call.weight.shape[0]);
 
-  const auto stride = row_stride(call.hidden);
+  const auto leading = static_cast<std::size_t>(call.hidden.rank - 1);
+  const auto stride =
+      flat_stride(call.hidden.dims().first(leading), call.hidden.steps().first(leading));
   if (stride && !kept) {
     active.hidden_row_stride = *stride;
   } else {

@@ -74,6 +74,7 @@ def _headers() -> dict[str, bytes]:
         *TEMPLATES.glob("common/cuda/*.cuh"),
         *TEMPLATES.glob("*/*.cuh"),
         *TEMPLATES.glob("*/cuda_args.h"),
+        *TEMPLATES.glob("common/cuda/*.h"),
     ]
     return {str(f.relative_to(TEMPLATES)): f.read_bytes() for f in files}
 
@@ -116,7 +117,7 @@ def compile_template(
     nvrtc = _load_nvrtc()
     lines = [f"#define RLK_BACKWARD {int(backward)}", "namespace rlk {"]
     lines += [f"constexpr long long {k} = {v};" for k, v in constants.items()]
-    lines += [f"constexpr int kSharedLimit = {SHARED_LIMIT[target]};", "}", ""]
+    lines += ["}", f"#define RLK_SHARED_LIMIT {SHARED_LIMIT[target]}", ""]
     source = "\n".join(lines).encode() + (TEMPLATES / op / "kernel.cuh").read_bytes()
     headers = _headers()
     for old, new in (edits or {}).items():

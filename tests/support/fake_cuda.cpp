@@ -193,6 +193,24 @@ Result mem_alloc(std::uint64_t* address, std::size_t bytes) {
 Result mem_free(std::uint64_t address) {
   return answer("cuMemFree", [&] { std::free(reinterpret_cast<void*>(address)); });
 }
+Result ctx_synchronize() { return record("cuCtxSynchronize"); }
+Result mem_alloc_async(std::uint64_t* address, std::size_t bytes, Stream) {
+  return answer("cuMemAllocAsync",
+                [&] { *address = reinterpret_cast<std::uint64_t>(std::malloc(bytes)); });
+}
+Result mem_free_async(std::uint64_t address, Stream) {
+  return answer("cuMemFreeAsync", [&] { std::free(reinterpret_cast<void*>(address)); });
+}
+Result memset_d8_async(std::uint64_t address, unsigned char value, std::size_t bytes, Stream) {
+  return answer("cuMemsetD8Async",
+                [&] { std::memset(reinterpret_cast<void*>(address), value, bytes); });
+}
+Result event_create(Event* event, unsigned) {
+  return answer("cuEventCreate", [&] { *event = nullptr; });
+}
+Result event_destroy(Event) { return record("cuEventDestroy"); }
+Result event_record(Event, Stream) { return record("cuEventRecord"); }
+Result stream_wait_event(Stream, Event, unsigned) { return record("cuStreamWaitEvent"); }
 Result memcpy_htod(std::uint64_t to, const void* from, std::size_t bytes) {
   return answer("cuMemcpyHtoD", [&] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
 }

@@ -47,7 +47,13 @@ class FakeCompiler : public jit::Compiler {
 // Takes what FakeCompiler made; anything else does not load.
 class FakeLoader : public runtime::Loader {
  public:
-  std::atomic<int> num_loads{0};
+  std::atomic<int> num_loads{0}, num_prepared{0};
+  std::atomic<bool> captures{false};
+  Target own = host_cpu_target().value_or(Target::x86_64_v2);
+
+  Target target(int) override { return own; }
+  void prepare(const LoadedKernel&, int) override { ++num_prepared; }
+  bool is_capturing(int, void*) override { return captures; }
   void load(LoadedKernel& kernel, std::span<const std::byte> code,
             std::span<const char* const>) override {
     ++num_loads;
@@ -78,11 +84,12 @@ inline const jit::Op& fake_op() {
         return jit::Specialization{
             call.op, call.pass, target, {static_cast<const FakeCall&>(call).size}};
       },
-      [](const LoadedKernel& kernel, const jit::OpCall& base) {
+      [](const LoadedKernel& kernel, const jit::OpCall& base, const jit::LaunchSettings&) {
         const auto& call = static_cast<const FakeCall&>(base);
         if (++call.num_launches == 1 || call.launched != kernel.name) call.launched = kernel.name;
       },
-      [](jit::Pass) { return std::span<const char* const>(entries); },
+      [](jit::Pass, Backend) { return std::span<const char* const>(entries); },
+      [](const jit::Specialization&) { return 0; },
       [](Target) { return std::vector<jit::Specialization>{}; }};
   return op;
 }

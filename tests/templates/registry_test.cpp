@@ -18,30 +18,43 @@ TEST(RegistryTest, EveryOpHasItsSourceForEveryLevel) {
   ASSERT_FALSE(ops().empty());
   for (const jit::Op* op : ops()) {
     EXPECT_EQ(find_op(op->name), op);
-    for (const char* level : {"x86-64-v2", "x86-64-v3", "x86-64-v4"}) {
-      const CpuSource* source = find_cpu_source(op->name, level);
-      ASSERT_NE(source, nullptr) << op->name << " " << level;
+    for (const Target level : cpu_targets()) {
+      const KernelSource* source = find_source(op->name, level);
+      ASSERT_NE(source, nullptr) << op->name << " " << name(level);
       constexpr std::array magic{std::byte{'B'}, std::byte{'C'}, std::byte{0xc0}, std::byte{0xde}};
-      ASSERT_GT(source->bitcode.size(), magic.size());
-      EXPECT_TRUE(std::ranges::equal(source->bitcode.first(magic.size()), magic));
+      ASSERT_GT(source->code.size(), magic.size());
+      EXPECT_TRUE(std::ranges::equal(source->code.first(magic.size()), magic));
     }
+  }
+}
+
+TEST(RegistryTest, TheCudaTextIsOneForEveryTargetAndIncludesNothing) {
+  for (const jit::Op* op : ops()) {
+    const KernelSource* source = find_source(op->name, Target::sm_80);
+    ASSERT_NE(source, nullptr) << op->name;
+    for (const Target target : cuda_targets()) EXPECT_EQ(find_source(op->name, target), source);
+    const std::string_view text(reinterpret_cast<const char*>(source->code.data()),
+                                source->code.size());
+    EXPECT_NE(text.find("rlk_" + std::string(op->name) + "_fwd_main"), std::string_view::npos);
+    EXPECT_EQ(text.find("#include"), std::string_view::npos);
+    EXPECT_EQ(text.find("#pragma once"), std::string_view::npos);
   }
 }
 
 TEST(RegistryTest, DigestsAreHexAndDiffer) {
   std::set<std::string_view> digests;
-  for (const CpuSource& source : cpu_sources()) {
+  for (const KernelSource& source : kernel_sources()) {
     EXPECT_EQ(source.digest.size(), 64U);
     EXPECT_TRUE(
         std::ranges::all_of(source.digest, [](unsigned char c) { return std::isxdigit(c); }));
-    EXPECT_TRUE(digests.insert(source.digest).second) << source.op << " " << source.level;
+    EXPECT_TRUE(digests.insert(source.digest).second) << source.op << " " << source.family;
   }
 }
 
 TEST(RegistryTest, UnknownNames) {
   EXPECT_EQ(find_op("nothing"), nullptr);
-  EXPECT_EQ(find_cpu_source("nothing", "x86-64-v2"), nullptr);
-  EXPECT_EQ(find_cpu_source("linear_logp", "x86-64-v9"), nullptr);
+  EXPECT_EQ(find_source("nothing", Target::x86_64_v2), nullptr);
+  EXPECT_EQ(find_source("nothing", Target::sm_90a), nullptr);
 }
 
 }  // namespace

@@ -158,7 +158,7 @@ TEST_F(GpuTest, ACaptureSurvivesLoadsOfAnotherThread) {
   void* arguments[] = {&memory, &value, &shared_bytes};
   const LaunchDims dims{{1, 1, 1}, {32, 1, 1}, shared_bytes};
   const LoadedKernel ready = load();
-  prepare(ready, 0);
+  make_cuda_loader()->prepare(ready, 0);
   for (const auto mode :
        {CaptureMode::global, CaptureMode::thread_local_only, CaptureMode::relaxed}) {
     SCOPED_TRACE(static_cast<int>(mode));
@@ -172,7 +172,7 @@ TEST_F(GpuTest, ACaptureSurvivesLoadsOfAnotherThread) {
     std::jthread([&] {
       try {
         const LoadedKernel other = load();
-        prepare(other, 0);
+        make_cuda_loader()->prepare(other, 0);
       } catch (const Error& error) {
         failure = error.what();
       }

@@ -52,7 +52,7 @@ TEST_F(LaunchTest, AWarmLaunchIsTwoCalls) {
 }
 
 TEST_F(LaunchTest, PrepareCoversEveryEntry) {
-  prepare(kernel_, 1);
+  runtime::cuda::make_cuda_loader()->prepare(kernel_, 1);
   EXPECT_TRUE(entry_.is_prepared(1));
   EXPECT_TRUE(entry(kernel_, 1).is_prepared(1));
   EXPECT_FALSE(entry_.is_prepared(0));
@@ -68,7 +68,7 @@ TEST_F(LaunchTest, AFirstLaunchInsideACaptureIsUnsupported) {
   EXPECT_EQ(fake_.num_calls["cuKernelGetFunction"], 0);
   EXPECT_TRUE(fake_.contexts()->empty());
 
-  prepare(kernel_, 0);
+  runtime::cuda::make_cuda_loader()->prepare(kernel_, 0);
   entry_.launch(0, k_stream, {}, nullptr);
   EXPECT_EQ(fake_.launches.size(), 1u);
   // Device 1 was not prepared by that.

@@ -170,14 +170,14 @@ const Kernel& kernel(Target target, Int64 type, Int64 v, Int64 d) {
   if (!is_new) return at->second;
   static jit::LlvmCompiler compiler(RLK_LLVM_FOLDER);
   static const auto loader = runtime::make_cpu_loader();
-  const auto* source = templates::find_cpu_source("linear_logp", name(target));
+  const auto* source = templates::find_source("linear_logp", target);
   if (source == nullptr) throw std::runtime_error("no bitcode of linear_logp");
   const auto load = [&](auto& steps) {
     using Steps = std::remove_reference_t<decltype(steps)>;
     jit::CompileRequest request;
     request.name = "linear_logp";
     request.target = name(target);
-    request.source = source->bitcode;
+    request.source = source->code;
     request.constants = {{"kX", type}, {"kV", v}, {"kD", d}};
     request.entries.assign(std::begin(Steps::entries), std::end(Steps::entries));
     LoadedKernel loaded;

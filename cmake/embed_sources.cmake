@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run with cmake -P at build time: writes OUTPUT, a C++ file that holds the bytes and the digest of
-# each of SOURCES (a list of op=level=file) and the list of OPS.
+# each of SOURCES (a list of op=family=file) and the list of OPS.
 string(REPLACE "|" ";" SOURCES "${SOURCES}")
 string(REPLACE "|" ";" OPS "${OPS}")
 
@@ -9,10 +9,10 @@ set(bytes "")
 set(rows "")
 foreach(source IN LISTS SOURCES)
   if(NOT source MATCHES "^([^=]+)=([^=]+)=(.+)$")
-    message(FATAL_ERROR "expected op=level=file, got ${source}")
+    message(FATAL_ERROR "expected op=family=file, got ${source}")
   endif()
   set(op ${CMAKE_MATCH_1})
-  set(level ${CMAKE_MATCH_2})
+  set(family ${CMAKE_MATCH_2})
   set(file ${CMAKE_MATCH_3})
   file(SIZE ${file} size)
   file(SHA256 ${file} digest)
@@ -28,7 +28,7 @@ foreach(source IN LISTS SOURCES)
     .popsection)\");
 extern \"C\" __attribute__((visibility(\"hidden\"))) const std::byte rlk_source_${count}[${size}];
 ")
-  string(APPEND rows "    {\"${op}\", \"${level}\", std::span(rlk_source_${count}),
+  string(APPEND rows "    {\"${op}\", \"${family}\", std::span(rlk_source_${count}),
      \"${digest}\"},
 ")
   math(EXPR count "${count} + 1")
@@ -42,7 +42,7 @@ foreach(op IN LISTS OPS)
   string(APPEND pointers "&${op}_op, ")
 endforeach()
 
-file(WRITE ${OUTPUT} "// Generated: the templates' bitcode and the ops.
+file(WRITE ${OUTPUT} "// Generated: the templates and the ops.
 #include <array>
 #include <cstddef>
 
@@ -53,12 +53,12 @@ ${bytes}
 namespace rlk::templates {
 ${declarations}
 namespace {
-constinit const std::array<CpuSource, ${count}> sources{{
+constinit const std::array<KernelSource, ${count}> sources{{
 ${rows}}};
 constinit const std::array<const jit::Op*, ${num_ops}> all_ops{${pointers}};
 }  // namespace
 
-std::span<const CpuSource> cpu_sources() { return sources; }
+std::span<const KernelSource> kernel_sources() { return sources; }
 
 std::span<const jit::Op* const> ops() { return all_ops; }
 }  // namespace rlk::templates

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first error that a kernel found in the values of a call. Included by templates, so this file
+// includes nothing.
+#pragma once
+
+namespace rlk {
+
+// One a device, in pinned memory, which the host reads without synchronizing.
+struct DeviceError {
+  enum State : unsigned { kNone = 0, kBeingWritten = 1, kIdOutOfRange = 2 };
+  unsigned state;
+  long long row, id, num_ids;  // an active row's id outside [0, num_ids)
+  const char* op;              // the host's name for it; kernels pass it on
+};
+
+}  // namespace rlk

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Error words in pinned memory that every device can write and the host reads without a call.
+#include "templates/common/device_errors.hpp"
+
+#include "runtime/cuda/launch.hpp"
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+namespace rlk::templates {
+namespace {
+
+using namespace runtime::cuda;
+
+std::array<std::atomic<DeviceError*>, k_max_devices> words{};
+
+}  // namespace
+
+DeviceError& device_error(Driver& driver, int device) {
+  auto& slot = words.at(static_cast<std::size_t>(device));
+  if (DeviceError* word = slot.load(std::memory_order_acquire)) return *word;
+  static std::mutex making;
+  const std::lock_guard lock(making);
+  if (DeviceError* word = slot.load(std::memory_order_relaxed)) return *word;
+  const DeviceGuard guard(driver, device);
+  const RelaxedCapture relaxed(driver);
+  constexpr unsigned k_portable_and_mapped = 1 | 2;
+  void* memory = nullptr;
+  driver.check(driver.table().mem_host_alloc(&memory, sizeof(DeviceError), k_portable_and_mapped),
+               "cuMemHostAlloc");
+  auto* word = new (memory) DeviceError{};
+  slot.store(word, std::memory_order_release);
+  return *word;
+}
+
+void raise_device_error(DeviceError& error) {
+  std::atomic_ref state(error.state);
+  if (state.load(std::memory_order_acquire) != DeviceError::kIdOutOfRange) return;
+  const DeviceError found = error;
+  unsigned expected = DeviceError::kIdOutOfRange;
+  if (!state.compare_exchange_strong(expected, DeviceError::kNone)) return;  // told elsewhere
+  throw InvalidArgument("{}: target: expected ids in [0, {}), got {} in row {}", found.op,
+                        found.num_ids, found.id, found.row);
+}
+
+void check_device_errors(std::optional<int> device) {
+  for (int i = 0; i < k_max_devices; ++i) {
+    if (device && *device != i) continue;
+    DeviceError* word = words[static_cast<std::size_t>(i)].load(std::memory_order_acquire);
+    if (word == nullptr) continue;
+    Driver& driver = Driver::instance();
+    {
+      const DeviceGuard guard(driver, i);
+      driver.check(driver.table().ctx_synchronize(), "cuCtxSynchronize");
+    }
+    raise_device_error(*word);
+  }
+}
+
+}  // namespace rlk::templates

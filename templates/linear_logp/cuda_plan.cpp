@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decides which operands are copied, how many rows a strip and columns a wave has.
+#include "templates/linear_logp/cuda_plan.hpp"
+
+#include "templates/linear_logp/check.hpp"
+
+#include <algorithm>
+#include <optional>
+
+namespace rlk {
+namespace {
+
+constexpr Int64 k_strip_bytes = Int64{64} << 20;  // of partials
+
+class Planner {
+ public:
+  Planner(Arena& arena, const LinearLogpCall& call, const LinearLogpCudaTile& logits)
+      : arena_(arena), call_(call), logits_(logits) {
+    plan_.element_bytes = static_cast<int>(size_bytes(call.hidden.dtype));
+    unit_ = 16 / plan_.element_bytes;
+    args().vocab = call.weight.shape[0];
+    args().dim = call.weight.shape[1];
+    args().num_rows = call.target.num_elements();
+  }
+
+  CudaPlan forward() {
+    rows();
+    operands();
+    args().logp = floats(call_.log_prob);
+    args().row_max = floats(call_.row_max);
+    args().row_log_sum = floats(call_.row_log_sum);
+    if (args().num_rows == 0) return plan_;
+    const Int64 leaves = ceil_div(args().vocab, kLinearLogpLeaf);
+    const Int64 most = k_strip_bytes / (leaves * 8) / logits_.rows * logits_.rows;
+    const Int64 strip =
+        std::min(std::max<Int64>(logits_.rows, most), round_up(args().num_rows, logits_.rows));
+    args().strip_rows = strip;
+    args().partial_max = arena_.take<float>(leaves * strip);
+    args().partial_sum = arena_.take<float>(leaves * strip);
+    args().target_logit = arena_.take<float>(strip);
+    return plan_;
+  }
+
+  CudaPlan backward(Int64 workspace_bytes) {
+    args().grad = per_row(call_.grad_output);
+    rows();
+    operands();
+    args().row_max = floats(call_.row_max);
+    args().row_log_sum = floats(call_.row_log_sum);
+    gradients();
+    const Int64 rows = std::max<Int64>(args().num_rows, 1);
+    args().row_grad = arena_.take<float>(rows);
+    args().row_shift = arena_.take<int>(rows);
+    args().call_shift = arena_.take<int>(1);
+    args().hidden_shifted = args().hidden;
+    args().hidden_shifted_pitch = args().hidden_pitch;
+    if (call_.hidden.dtype == DType::f16 && args().grad_weight != nullptr) {
+      const Int64 pitch = round_up(args().dim, unit_);
+      args().hidden_shifted = arena_.take_bytes(rows * pitch * plan_.element_bytes);
+      args().hidden_shifted_pitch = pitch;
+    }
+    waves(rows, workspace_bytes);
+    return plan_;
+  }
+
+ private:
+  LinearLogpCudaArgs& args() { return plan_.args; }
+
+  static float* floats(const Tensor& tensor) {
+    return tensor.present() ? static_cast<float*>(tensor.data) : nullptr;
+  }
+
+  // A copy of `tensor` [axes of leading..., cols] with rows of `pitch` elements.
+  void* copy(const Tensor& tensor, int num_axes, Int64 cols, Int64 col_stride, Int64 pitch) {
+    LinearLogpCudaCopy& made = plan_.copies[plan_.num_copies++];
+    made.from = tensor.data;
+    made.num_rows = 1;
+    made.num_cols = cols;
+    made.pitch = pitch;
+    made.col_stride = col_stride;
+    made.num_axes = num_axes;
+    for (int axis = 0; axis < num_axes; ++axis) {
+      made.sizes[axis] = tensor.shape[axis];
+      made.strides[axis] = tensor.strides[axis];
+      made.num_rows *= tensor.shape[axis];
+    }
+    made.element_bytes = static_cast<int>(size_bytes(tensor.dtype));
+    made.to = arena_.take_bytes(made.num_rows * pitch * made.element_bytes);
+    return made.to;
+  }
+
+  // A value a row, by its one stride or as a copy.
+  LinearLogpCudaArray per_row(const Tensor& tensor) {
+    if (!tensor.present()) return {};
+    const int type = cuda_type(tensor.dtype);
+    if (const auto stride = flat_stride(tensor.dims(), tensor.steps())) {
+      return {tensor.data, *stride, type};
+    }
+    return {copy(tensor, tensor.rank, 1, 0, 1), 1, type};
+  }
+
+  void rows() {
+    args().target = per_row(call_.target);
+    args().mask = per_row(call_.mask);
+    args().temperature = per_row(call_.temperature);
+    if (!call_.temperature.present()) {
+      args().inverse_temperature = inverse_temperature(call_.temperature_value);
+    }
+    if (call_.bias.present()) {
+      args().bias = {call_.bias.data, call_.bias.strides[0], cuda_type(call_.bias.dtype)};
+    }
+    args().has_ignore_index = call_.ignore_index.has_value();
+    args().ignore_index = call_.ignore_index.value_or(0);
+    plan_.num_row_copies = plan_.num_copies;
+    if (!call_.mask.present() && !call_.ignore_index) return;
+    args().rows = reinterpret_cast<long long*>(arena_.take<Int64>(args().num_rows + 1));
+    args().num_active = args().rows + args().num_rows;
+  }
+
+  // Rows contiguous, at addresses of whole 16 bytes, of whole 16 bytes.
+  bool is_aligned(const Tensor& matrix, Int64 row_stride) const {
+    return matrix.strides[matrix.rank - 1] == 1 && row_stride % unit_ == 0 &&
+           args_dim() % unit_ == 0 && reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
+  }
+  Int64 args_dim() const { return plan_.args.dim; }
+
+  void operands() {
+    const Tensor &hidden = call_.hidden, &weight = call_.weight;
+    const Int64 pitch = round_up(args().dim, unit_);
+    const auto leading = static_cast<std::size_t>(hidden.rank - 1);
+    const auto stride = flat_stride(hidden.dims().first(leading), hidden.steps().first(leading));
+    // The backward's products read hidden's rows as they lie, so there active ones are gathered.
+    const bool gather = call_.pass == jit::Pass::bwd && args().rows != nullptr;
+    if (stride && is_aligned(hidden, *stride) && !gather) {
+      args().hidden = hidden.data;
+      args().hidden_pitch = *stride;
+    } else {
+      args().hidden =
+          copy(hidden, hidden.rank - 1, args().dim, hidden.strides[hidden.rank - 1], pitch);
+      args().hidden_pitch = pitch;
+      args().hidden_packed = 1;
+      plan_.copies[plan_.num_copies - 1].rows = args().rows;
+      plan_.copies[plan_.num_copies - 1].num_active = args().num_active;
+    }
+    const Int64 weight_stride = args().vocab == 1 ? 0 : weight.strides[0];
+    if (is_aligned(weight, weight_stride)) {
+      args().weight = weight.data;
+      args().weight_pitch = weight_stride;
+    } else {
+      args().weight = copy(weight, 1, args().dim, weight.strides[1], pitch);
+      args().weight_pitch = pitch;
+    }
+  }
+
+  void gradients() {
+    if (call_.grad_hidden.present()) {
+      args().grad_hidden = call_.grad_hidden.data;
+      args().grad_hidden_row_stride = args().dim;
+      args().grad_hidden_col_stride = 1;
+    }
+    if (call_.grad_weight.present()) {
+      args().grad_weight = call_.grad_weight.data;
+      args().grad_weight_row_stride = args().dim;
+      args().grad_weight_col_stride = 1;
+    }
+    if (call_.grad_bias.present()) {
+      args().grad_bias = call_.grad_bias.data;
+      args().grad_bias_stride = 1;
+    }
+  }
+
+  // Waves of whole leaves and like size, as wide as the budget holds.
+  void waves(Int64 rows, Int64 workspace_bytes) {
+    const bool dh = args().grad_hidden != nullptr;
+    const Int64 sum_pitch = round_up(args().dim, 2);
+    const Int64 leaf_bytes = rows * plan_.element_bytes * kLinearLogpLeaf;
+    const Int64 leaves = ceil_div(args().vocab, kLinearLogpLeaf);
+    Int64 most = std::max<Int64>(1, workspace_bytes / leaf_bytes);
+    if (most < leaves && dh) {  // the sums of grad_hidden between waves count too
+      most = std::max<Int64>(1, (workspace_bytes - rows * sum_pitch * 4) / leaf_bytes);
+    }
+    const Int64 wave = ceil_div(leaves, ceil_div(leaves, most)) * kLinearLogpLeaf;
+    args().wave_pitch = wave;
+    args().grad_logits = arena_.take_bytes(rows * wave * plan_.element_bytes);
+    if (dh && wave < args().vocab) {
+      args().grad_hidden_sum = arena_.take<float>(rows * sum_pitch);
+      args().hidden_sum_pitch = sum_pitch;
+    }
+  }
+
+  Arena& arena_;
+  const LinearLogpCall& call_;
+  const LinearLogpCudaTile& logits_;
+  Int64 unit_ = 8;  // elements in 16 bytes
+  CudaPlan plan_;
+};
+
+}  // namespace
+
+CudaPlan plan_linear_logp_cuda(Arena& arena, const LinearLogpCall& call,
+                               const LinearLogpCudaTile& logits, Int64 workspace_bytes) {
+  Planner planner(arena, call, logits);
+  if (call.pass == jit::Pass::fwd) return planner.forward();
+  return planner.backward(workspace_bytes);
+}
+
+}  // namespace rlk
