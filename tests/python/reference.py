@@ -133,7 +133,8 @@ def assert_within(got: Any, exact: Bounded, what: str = "") -> None:
 def same_bits(first: Any, second: Any) -> bool:
     """Equal shape, dtype and bits (so that -0.0 is not 0.0, and NaN is NaN)."""
     a, b = (np.ascontiguousarray(_numpy(x)) for x in (first, second))
-    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    same_type = dtype_name(first) == dtype_name(second)
+    return same_type and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def _numpy(array: Any) -> np.ndarray:

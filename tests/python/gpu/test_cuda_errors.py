@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong arguments on the device: what raises at once, and ids that only the kernel sees."""
+
+import re
+
+import pytest
+from on_device import CUDA, DEVICE, Problem, cuda_only, leaves, make, tensor, torch
+from reference import same_bits
+
+import rlk
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic")]
+
+ROWS, DIM, VOCAB = 20, 16, 310
+BAD = [-1, VOCAB, 2**31 - 1, 2**31, 2**32, 2**32 + 1, -(2**63), 2**63 - 1]
+
+
+def with_id(p: Problem, row: int, bad: int) -> Problem:
+    target = p.target.clone()
+    target[row] = bad
+    return Problem(p.hidden, p.weight, target, p.bias, p.upstream)
+
+
+def message(row: int, bad: int) -> str:
+    return rf"linear_logp: target: expected .*{VOCAB}.*, got {bad} in row {row}"
+
+
+def expect_report(row: int, bad: int) -> None:
+    with pytest.raises(rlk.InvalidArgument, match=message(row, bad)) as caught:
+        rlk.jit.check_errors()
+    assert isinstance(caught.value, ValueError)
+    rlk.jit.check_errors()  # said once
+
+
+def rows_but(row: int):
+    return torch.arange(ROWS, device=DEVICE) != row
+
+
+@cuda_only
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_id_is_nan_in_its_row_and_reported_once(bad):
+    # 2^32 + 1 narrowed to 32 bits would be a valid id.
+    p = make(ROWS, DIM, VOCAB, "bfloat16", bias="float32")
+    want = p.logp()
+    logp = with_id(p, 7, bad).logp()
+    expect_report(7, bad)
+    assert logp[7].isnan()
+    assert same_bits(logp[rows_but(7)], want[rows_but(7)])
+    assert same_bits(p.logp(), want)  # and the device works on
+
+
+@cuda_only
+def test_the_next_call_reports_it():
+    p = make(ROWS, DIM, VOCAB)
+    want = p.logp()
+    with_id(p, 3, VOCAB).logp()
+    torch.cuda.synchronize()
+    with pytest.raises(rlk.InvalidArgument, match=message(3, VOCAB)):
+        p.logp()
+    assert same_bits(p.logp(), want)
+    rlk.jit.check_errors()
+
+
+@cuda_only
+def test_one_of_several_is_reported():
+    p = make(ROWS, DIM, VOCAB)
+    target = p.target.clone()
+    target[4], target[11] = -5, VOCAB + 6
+    logp = rlk.jit.linear_logp(p.hidden, p.weight, target)
+    with pytest.raises(rlk.InvalidArgument) as caught:
+        rlk.jit.check_errors()
+    assert any(re.search(message(row, bad), str(caught.value)) for row, bad in ((4, -5), (11, 316)))
+    assert logp.isnan().nonzero()[:, 0].tolist() == [4, 11]
+    rlk.jit.check_errors()
+
+
+@cuda_only
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_bad_id_in_the_backward(dtype):
+    p = make(ROWS, DIM, VOCAB, dtype, bias="float32")
+    want = p.grads(needs=("hidden",)).hidden
+    grads = with_id(p, 7, VOCAB).grads(needs=("hidden",))
+    expect_report(7, VOCAB)
+    assert grads.hidden[7].isnan().all()
+    assert same_bits(grads.hidden[rows_but(7)], want[rows_but(7)])
+
+
+@cuda_only
+def test_a_bad_id_under_autograd():
+    p = with_id(make(ROWS, DIM, VOCAB), 2, -7)
+    given = leaves(p)
+    logp = rlk.jit.linear_logp(**given)
+    expect_report(2, -7)
+    logp.backward(p.upstream)
+    expect_report(2, -7)
+    assert given["hidden"].grad[2].isnan().all()
+
+
+@cuda_only
+def test_rows_are_counted_with_the_inactive_ones():
+    p = with_id(make((4, 5), DIM, VOCAB), (3, 1), 400)
+    p.target[0, 0] = -100
+    mask = torch.ones(4, 5, device=DEVICE)
+    mask[1] = 0
+    logp = p.logp(mask=mask)
+    expect_report(16, 400)
+    assert logp[3, 1].isnan()
+    assert int(logp.isnan().sum()) == 1
+
+
+def test_ids_of_inactive_rows_are_not_looked_at():
+    p = make(ROWS, DIM, VOCAB)
+    mask = rows_but(7)
+    want = p.logp(mask=mask)
+    for bad in BAD:
+        wild = with_id(p, 7, bad)
+        assert same_bits(wild.logp(mask=mask), want)
+        wild.grads(mask=mask)
+    if CUDA:
+        rlk.jit.check_errors()
+
+
+@pytest.mark.parametrize("bad", [-1, VOCAB, 2**32 + 1])
+def test_sync_validation_raises_before_the_launch(bad):
+    p = make(ROWS, DIM, VOCAB, bias="float32")
+    want = p.logp()
+    rlk.jit.configure(validate="sync")
+    wrong = with_id(p, 7, bad)
+    for call in (wrong.logp, wrong.grads):
+        with pytest.raises(rlk.InvalidArgument, match=message(7, bad)):
+            call()
+    given = leaves(wrong)
+    with pytest.raises(rlk.InvalidArgument, match=message(7, bad)):
+        rlk.jit.linear_logp(**given)
+    assert same_bits(p.logp(), want)
+    assert same_bits(wrong.logp(mask=rows_but(7)), p.logp(mask=rows_but(7)))
+    if CUDA:
+        rlk.jit.check_errors()  # nothing was launched that could report
+
+
+@cuda_only
+def test_no_call_waits_for_the_check_of_ids():
+    # Validation that synchronized would take what the sleeping device has not done yet.
+    p = with_id(make(ROWS, DIM, VOCAB), 7, -1)
+    make(ROWS, DIM, VOCAB).logp()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)
+    asleep = torch.cuda.Event()
+    asleep.record()
+    p.logp()
+    assert not asleep.query()
+    expect_report(7, -1)
+
+
+def refused(said: str, error=rlk.InvalidArgument, **changed) -> None:
+    p = make(4, 8, 50, bias="float32")
+    given = {"hidden": p.hidden, "weight": p.weight, "target": p.target, "bias": p.bias, **changed}
+    upstream = torch.ones(4, device=DEVICE)
+    for call in (
+        lambda: rlk.jit.linear_logp(**given),
+        lambda: rlk.jit.linear_logp_backward(upstream, **given),
+    ):
+        with pytest.raises(error, match=f"^linear_logp: {said}$"):
+            call()
+
+
+def test_lengths_must_match():
+    ids, ones = torch.zeros(3, dtype=torch.long, device=DEVICE), torch.ones(3, device=DEVICE)
+    refused(r"target: expected shape \[4\], got \[3\]", target=ids)
+    refused(r"mask: expected shape \[4\], got \[3\]", mask=ones)
+    refused(r"temperature: expected shape \[4\], got \[3\]", temperature=ones)
+    refused(r"bias: expected shape \[50\], got \[3\]", bias=ones)
+    refused(
+        r"weight: expected shape \[V, 8\] with V and D at least 1, got \[50, 7\]",
+        weight=torch.zeros(50, 7, device=DEVICE),
+    )
+    refused(
+        r"weight: expected shape \[V, 8\] .*; a sharded weight must be gathered.*",
+        weight=torch.zeros(0, device=DEVICE),
+    )
+
+
+def test_dtypes_must_match():
+    refused(
+        r"weight: expected dtype float32 \(that of hidden\), got bfloat16",
+        weight=torch.zeros(50, 8, dtype=torch.bfloat16, device=DEVICE),
+    )
+    refused(
+        "target: expected an integer dtype, got float32",
+        target=torch.zeros(4, device=DEVICE),
+    )
+
+
+def test_numbers_are_checked_at_once():
+    refused("temperature: expected a finite number above 0 .*, got .*", temperature=-1.0)
+    refused("ignore_index: expected an int of 64 bits or None, got 1.5", ignore_index=1.5)
+
+
+@cuda_only
+@pytest.mark.parametrize("name", ["hidden", "weight", "target", "bias", "mask", "temperature"])
+def test_an_argument_on_another_device(name):
+    p = make(4, 8, 50, bias="float32")
+    given = {"hidden": p.hidden, "weight": p.weight, "target": p.target, "bias": p.bias}
+    given |= {"mask": torch.ones(4, device=DEVICE), "temperature": torch.ones(4, device=DEVICE)}
+    given[name] = given[name].cpu()
+    named = "weight" if name == "hidden" else name  # the first that differs from hidden
+    with pytest.raises(rlk.InvalidArgument, match=f"linear_logp: {named}: expected device c"):
+        rlk.jit.linear_logp(**given)
+
+
+def test_a_refused_call_does_no_harm():
+    p = make(4, 8, 50)
+    before = p.logp()
+    for _ in range(50):
+        with pytest.raises(rlk.InvalidArgument):
+            rlk.jit.linear_logp(p.hidden, p.weight, tensor([1]))
+    assert same_bits(p.logp(), before)

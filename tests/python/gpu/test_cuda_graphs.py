@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs: capture after a first call, a clear error without one, replays on changed inputs."""
+
+import contextlib
+
+import pytest
+from on_device import NAMES, cuda_only, leaves, make, run_script, torch
+from reference import same_bits
+
+import rlk
+
+pytestmark = [pytest.mark.gpu, cuda_only]
+
+SIZES = {"rows": 200, "dim": 40, "vocab": 500, "dtype": "bfloat16", "bias": "float32"}
+
+
+def captured(function):
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        result = function()
+    return graph, result
+
+
+@pytest.mark.parametrize("specialize", [True, False], ids=["specialized", "generic"])
+def test_replays_follow_changed_inputs(specialize):
+    rlk.jit.configure(specialize=specialize)
+    p = make(**SIZES)
+    mask = torch.ones(200, dtype=torch.bool, device=p.hidden.device)
+    heat = torch.ones(200, device=p.hidden.device)
+    inputs = (*p.operands, p.upstream, mask, heat)
+
+    def calls():
+        options = {"mask": mask, "temperature": heat}
+        return p.logp(**options), *p.grads(**options)
+
+    calls()
+    graph, results = captured(calls)
+    for seed in range(1, 4):
+        other = make(**SIZES, seed=seed)
+        few = torch.arange(200, device=mask.device) % (seed + 1) == 0  # another number of rows
+        fresh = (*other.operands, other.upstream, few, heat * (1 + seed / 4))
+        for t, value in zip(inputs, fresh, strict=True):
+            t.copy_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        got = [t.clone() for t in results]
+        assert all(same_bits(one, eager) for one, eager in zip(got, calls(), strict=True)), seed
+    assert got[0].count_nonzero() == few.count_nonzero()
+
+
+def test_a_training_step_in_a_graph():
+    p = make(**SIZES)
+    given = leaves(p)
+
+    def step():
+        loss = -(rlk.jit.linear_logp(**given, temperature=0.7) * p.upstream).sum()
+        loss.backward()
+        return loss
+
+    side = torch.cuda.Stream()  # as torch asks: autograd's first runs outside, on another stream
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    for name in NAMES:
+        given[name].grad = None
+    graph, loss = captured(step)
+    with torch.no_grad():
+        given["hidden"].mul_(-0.5)
+        given["weight"].add_(0.125)
+        for name in NAMES:
+            given[name].grad.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    eager = {n: t.detach().clone().requires_grad_(n in NAMES) for n, t in given.items()}
+    want = -(rlk.jit.linear_logp(**eager, temperature=0.7) * p.upstream).sum()
+    want.backward()
+    assert same_bits(loss, want)
+    for name in NAMES:
+        assert same_bits(given[name].grad, eager[name].grad), name
+
+
+def test_a_bad_id_in_a_replay_is_reported():
+    rlk.jit.configure(specialize=False)
+    p = make(**SIZES)
+    p.logp()
+    graph, logp = captured(p.logp)
+    graph.replay()
+    rlk.jit.check_errors()
+    good = p.target[9].clone()
+    p.target[9] = 500
+    graph.replay()
+    with pytest.raises(rlk.InvalidArgument, match=r"linear_logp: target: .*got 500 in row 9"):
+        rlk.jit.check_errors()
+    assert logp[9].isnan()
+    p.target[9] = good
+    graph.replay()
+    rlk.jit.check_errors()
+    assert same_bits(logp, p.logp())
+
+
+def test_sync_validation_does_not_break_a_capture():
+    # It cannot read the ids then: it may refuse, and must leave the capture as it is.
+    rlk.jit.configure(specialize=False, validate="sync")
+    p = make(**SIZES)
+    p.logp()
+
+    def calls():
+        before = p.upstream + 1
+        with contextlib.suppress(rlk.Unsupported):
+            p.logp()
+        return before * 2
+
+    graph, after = captured(calls)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert same_bits(after, (p.upstream + 1) * 2)
+
+
+CAPTURE = """
+def capture(call):
+    # Our call between two of torch's: the capture must end well, and its graph run.
+    graph, x = torch.cuda.CUDAGraph(), torch.arange(4.0, device=DEVICE)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        before = x + 1
+        result = call()
+        after = before * 2
+    graph.replay()
+    torch.cuda.synchronize()
+    assert after.tolist() == [2, 4, 6, 8], after
+    return result
+"""
+
+
+def test_without_a_first_call_capture_is_refused_and_ends_well(tmp_path):
+    ended = run_script(
+        CAPTURE
+        + """
+operands = tensors()
+
+def refused():
+    try:
+        rlk.jit.linear_logp(*operands)
+    except rlk.Unsupported as error:
+        return str(error)
+
+said = capture(refused)
+want = rlk.jit.linear_logp(*operands).tolist()
+got = capture(lambda: rlk.jit.linear_logp(*operands)).tolist()
+print(json.dumps([said, got == want]))
+""",
+        RLK_CACHE_DIR=str(tmp_path),
+    )
+    ((said, same),) = ended.reports
+    assert said.startswith("linear_logp: ")
+    assert "capture" in said
+    assert same
+
+
+@pytest.mark.parametrize("first", ["", "rlk.jit.linear_logp(*tensors(vocab=299)); "])
+def test_the_capture_of_another_thread_survives_a_first_call(first, tmp_path):
+    # With a call before, libcuda and the compiler are open; without, all happens meanwhile.
+    ended = run_script(
+        CAPTURE
+        + f"""
+import threading
+{first}
+operands, side, found = tensors(vocab=301), torch.cuda.Stream(), []
+with torch.cuda.stream(side):  # what torch's allocator would ask the driver for
+    room = [torch.empty(size, dtype=torch.uint8, device=DEVICE)
+            for size in (64 << 20, 64 << 20, 1 << 20, 1 << 20, 1 << 20, 4096)]
+    del room
+
+def work():
+    try:
+        with torch.cuda.stream(side):
+            found.append(rlk.jit.linear_logp(*operands))
+    except Exception as error:
+        found.append(error)
+
+def meanwhile():
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+capture(meanwhile)
+(logp,) = found
+if isinstance(logp, Exception):
+    raise logp
+report(same=logp.tolist() == rlk.jit.linear_logp(*operands).tolist())
+""",
+        RLK_CACHE_DIR=str(tmp_path),
+    )
+    assert ended.report["same"]
+    assert ended.report["compiles"] == (2 if first else 1)

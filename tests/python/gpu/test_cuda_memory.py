@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory: what a call takes beyond its results stays within the workspace's budget."""
+
+import pytest
+from on_device import DEVICE, MIB, cuda_only, torch
+
+import rlk
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic"), cuda_only]
+
+ROWS, DIM, VOCAB = 4096, 512, 131072  # 1 GiB of 16-bit logits
+
+
+def operands(rows: int = ROWS, dtype=torch.bfloat16):
+    hidden = torch.randn(rows, DIM, device=DEVICE).to(dtype)
+    weight = torch.randn(VOCAB, DIM, device=DEVICE).to(dtype)
+    return hidden, weight, torch.randint(VOCAB, (rows,), device=DEVICE)
+
+
+def extra_mib(call) -> float:
+    """Most memory that a call had at once beyond what there was before and what it returned."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results = call()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    kept = torch.cuda.memory_allocated() - before
+    del results
+    return (peak - before - kept) / MIB
+
+
+def allowed_mib(budget: int, rows: int, bytes_each: int) -> float:
+    # Not of the budget: two copies of the hidden rows (compacted, and scaled for fp16), some
+    # 100 bytes a row (saved values, lists), and 1 MiB for the allocator's rounding.
+    apart = rows * (2 * DIM * bytes_each + 100) + MIB
+    # The least a backward can do with: one leaf of dZ and the sums of hidden's gradient.
+    least = rows * (192 * bytes_each + 4 * DIM)
+    return (max(budget * MIB, least) + apart) / MIB
+
+
+def backward(given):
+    upstream = torch.ones(len(given[0]), device=DEVICE)
+    return lambda: rlk.jit.linear_logp_backward(upstream, *given)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("budget", [None, 8, 64, 200])
+def test_the_workspace_of_both_passes(budget, dtype):
+    if budget is not None:
+        rlk.jit.configure(workspace_mib=budget)
+    given = operands(dtype=dtype)
+    most = allowed_mib(budget or 512, ROWS, 2)
+    assert extra_mib(lambda: rlk.jit.linear_logp(*given)) <= most
+    assert extra_mib(backward(given)) <= most
+
+
+def test_the_workspace_under_autograd():
+    hidden, weight, target = operands()
+    hidden.requires_grad_()
+    weight.requires_grad_()
+
+    def step():
+        logp = rlk.jit.linear_logp(hidden, weight, target)
+        return torch.autograd.grad(logp.sum(), (hidden, weight))
+
+    assert extra_mib(step) <= allowed_mib(512, ROWS, 2)
+
+
+def test_float32():
+    given = operands(1024, torch.float32)
+    rlk.jit.configure(workspace_mib=100)
+    assert extra_mib(backward(given)) <= allowed_mib(100, 1024, 4)
+
+
+def test_the_workspace_does_not_grow_with_the_logits():
+    # 1 and 8 GiB of them. The budget is small, so that strips and waves are what keeps to it.
+    rlk.jit.configure(workspace_mib=64)
+    for rows in (ROWS, 8 * ROWS):
+        given = operands(rows)
+        assert extra_mib(lambda given=given: rlk.jit.linear_logp(*given)) <= allowed_mib(
+            64, rows, 2
+        )
+
+
+def test_what_was_saved_for_the_backward_is_two_numbers_a_row():
+    hidden, weight, target = operands()
+    hidden.requires_grad_()
+    rlk.jit.linear_logp(hidden, weight, target)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    logp = rlk.jit.linear_logp(hidden, weight, target)
+    assert torch.cuda.memory_allocated() - before <= 3 * 4 * ROWS + 3 * 512
+    assert logp.requires_grad
+
+
+def test_nothing_is_kept_from_call_to_call():
+    given = operands()
+    call = backward(given)
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(10):
+        call()
+        rlk.jit.linear_logp(*given)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
