@@ -48,15 +48,15 @@ class Case:
 
 
 @functools.lru_cache(maxsize=1)
-def draw(rows: int, dim: int, vocab: int, dtype: str) -> dict[str, Any]:
+def draw(rows: int, dim: int, vocab: int, dtype: str, device: str = "cpu") -> dict[str, Any]:
     """hidden 0.5 N(0,1), weight N(0,1)/sqrt(D), as trained heads about are; torch tensors."""
-    random = torch.Generator().manual_seed(1)
-    normal = functools.partial(torch.randn, generator=random)
+    random = torch.Generator(device).manual_seed(1)
+    normal = functools.partial(torch.randn, generator=random, device=device)
     kind = getattr(torch, dtype)
     return {
         "hidden": (0.5 * normal(rows, dim)).to(kind),
         "weight": (normal(vocab, dim) / dim**0.5).to(kind),
-        "target": torch.randint(vocab, (rows,), generator=random),
+        "target": torch.randint(vocab, (rows,), generator=random, device=device),
         "upstream": normal(rows),
     }
 
@@ -85,20 +85,25 @@ def function_named(name: str) -> Callable[..., Any]:
 def call_of(name: str, case: Case, rows: int | None = None) -> Callable[[], Any]:
     """One call of a candidate's pass, on the first `rows` rows."""
     drawn = draw(case.rows, case.dim, case.vocab, case.dtype)
-    hidden, target, upstream = (drawn[part][:rows] for part in ("hidden", "target", "upstream"))
-    weight, function = drawn["weight"], function_named(name)
+    some = {part: drawn[part][:rows] for part in ("hidden", "target", "upstream")}
+    return pass_of(function_named(name), drawn | some, case.which)
+
+
+def pass_of(function: Callable[..., Any], drawn: dict[str, Any], which: str) -> Callable[[], Any]:
+    """One call of a log-prob function's pass: the log-probs, or (log-probs, *gradients)."""
+    inputs = drawn["hidden"], drawn["weight"]
 
     def forward() -> Any:
         with torch.no_grad():
-            return function(hidden, weight, target)
+            return function(*inputs, drawn["target"])
 
-    leaves = [tensor.detach().requires_grad_() for tensor in (hidden, weight)]
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
 
     def both() -> Any:
-        logp = function(*leaves, target)
-        return logp, *torch.autograd.grad(logp, leaves, upstream)
+        logp = function(*leaves, drawn["target"])
+        return logp, *torch.autograd.grad(logp, leaves, drawn["upstream"])
 
-    return forward if case.which == "fwd" else both
+    return forward if which == "fwd" else both
 
 
 def bare_product(case: Case) -> Callable[[], Any]:

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,38 +24,12 @@ import call_overhead
 import comparison
 import harness
 from comparison import RLK, Case
-from harness import MIB, Candidate
+from harness import MIB, Candidate, Figure
 
 from rlk import jit
 
 MAIN = Case(512, 1024, 32000)
 LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
-
-
-@dataclass(frozen=True)
-class Figure:
-    what: str
-    value: float | None  # None: not measured in this run
-    unit: str
-    bar: float | None = None  # None: to be shown only
-    note: str = ""
-    strict: bool = True  # below the bar; else at most the bar
-    missed: bool = False  # by another measure, whatever the value; the note says which
-
-    @property
-    def verdict(self) -> str:
-        if self.bar is None:
-            return "shown"
-        if self.value is None:
-            return "not run"
-        below = self.value < self.bar or (not self.strict and self.value == self.bar)
-        return "yes" if below and not self.missed else "no"
-
-    def cells(self) -> list[object]:
-        bar = "" if self.bar is None else f"{'<' if self.strict else '<='} {self.bar:g} {self.unit}"
-        value = "-" if self.value is None else f"{harness.number(self.value)} {self.unit}"
-        return [self.what, value.strip(), bar.strip(), self.verdict, self.note]
-
 
 Measured = tuple[list[Figure], dict[str, Any]]
 

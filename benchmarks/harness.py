@@ -133,6 +133,13 @@ def run_child(arguments: Sequence[str], env: dict[str, str] | None = None) -> di
     return found
 
 
+def rlk_jit(*arguments: str) -> str:
+    """What `rlk-jit ARGUMENTS` prints, whatever its exit status."""
+    command = [sys.executable, "-m", "rlk._cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout + done.stderr
+
+
 # --- Facts and reports ----------------------------------------------------------------------------
 
 
@@ -158,7 +165,7 @@ def environment() -> dict[str, Any]:
         "numpy": numpy.__version__,
         "rlk": rlk.__version__,
         "commit": _commit(),
-        "arch": rlk.jit.settings()["arch"],
+        "arch": rlk.jit.settings().get("arch"),
         "load_at_start": os.getloadavg()[0],
     }
     if "torch" in sys.modules:
@@ -180,7 +187,34 @@ def write_json(file: Path, name: str, facts: dict[str, Any], content: dict[str, 
     file.parent.mkdir(parents=True, exist_ok=True)
     document = {"benchmark": name, "environment": facts} | content
     file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(f"written: {file}", file=sys.stderr)
+    print(f"written: {file}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value beside its bar."""
+
+    what: str
+    value: float | None  # None: not measured in this run
+    unit: str
+    bar: float | None = None  # None: to be shown only
+    note: str = ""
+    strict: bool = True  # below the bar; else at most the bar
+    missed: bool = False  # by another measure, whatever the value; the note says which
+
+    @property
+    def verdict(self) -> str:
+        if self.bar is None:
+            return "shown"
+        if self.value is None:
+            return "not run"
+        below = self.value < self.bar or (not self.strict and self.value == self.bar)
+        return "yes" if below and not self.missed else "no"
+
+    def cells(self) -> list[object]:
+        bar = "" if self.bar is None else f"{'<' if self.strict else '<='} {self.bar:g} {self.unit}"
+        value = "-" if self.value is None else f"{number(self.value)} {self.unit}"
+        return [self.what, value.strip(), bar.strip(), self.verdict, self.note]
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -217,13 +251,13 @@ def _print_rich(
 
 
 def number(value: object) -> str:
-    """A number with three or four significant digits; "-" for what was not measured."""
+    """A number with two to four significant digits; "-" for what was not measured."""
     if value is None:
         return "-"
     if not isinstance(value, float):
         return str(value)
-    if value != 0 and abs(value) < 1e-3:
-        return f"{value:.1e}"
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g}"
     return f"{value:.{max(0, 3 - len(str(int(abs(value)))))}f}"
 
 

@@ -2,6 +2,7 @@
 """Time, memory and error of linear_logp against PyTorch and the bare matrix product.
 
     ./dev bench [linear_logp] [--shape 512x1024x32000] [--pass both] [--json FILE] [--plot FILE]
+    python benchmarks/linear_logp.py --device cuda [--help]: another program, gpu/run.py
 
 docs/benchmarks.md says how each figure is made.
 """
@@ -87,6 +88,12 @@ def plot(file: Path, rows: list[dict[str, Any]]) -> None:
     print(f"written: {file}", file=sys.stderr)
 
 
+def asks_for_cuda(arguments: Sequence[str]) -> bool:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--device")
+    return parser.parse_known_args(arguments)[0].device == "cuda"
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -100,7 +107,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--arch", action="append", metavar="LEVEL", help="CPU level of rlk; repeatable, first = rlk"
     )
     add("--peer", nargs="*", default=list(PEERS), choices=PEERS)
-    add("--device", default="cpu", choices=("cpu",))
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: see --device cuda --help")
     add("--rounds", type=int, default=15, help="most samples a candidate (15)")
     add("--seconds", type=float, default=30.0, help="time for one comparison's samples (30)")
     add("--no-errors", action="store_true", help="leave out the comparison with float64")
@@ -115,7 +122,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def main() -> None:
+def main() -> int:
+    if asks_for_cuda(sys.argv[1:]):
+        from gpu import run
+
+        return run.main()
     options = parse()
     threads = options.threads or [rlk.jit.settings()["num_threads"]]
     facts = harness.environment()
@@ -141,7 +152,8 @@ def main() -> None:
         harness.write_json(options.json, "linear_logp", facts, {"runs": rows, "not_run": absent})
     if options.plot:
         plot(options.plot, rows)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

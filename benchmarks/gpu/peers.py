@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other implementations of linear_logp, each imported when it is asked for.
+
+A maker returns a function of (hidden, weight, target) that gives the log-probs, or raises; an
+ImportError says that the peer is not there. peers.txt lists what pip can bring.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import comparison
+import torch
+
+LogProb = Callable[[Any, Any, Any], Any]
+
+
+def eager_16_bit() -> LogProb:
+    """Logits and softmax in the storage type, as a model's forward and loss often are."""
+
+    def logp(hidden: Any, weight: Any, target: Any) -> Any:
+        logits = torch.nn.functional.linear(hidden, weight)
+        return torch.log_softmax(logits, -1).gather(-1, target[:, None])[:, 0].float()
+
+    return logp
+
+
+def liger_chunked() -> LogProb:
+    """Rows in chunks, logits of a chunk in the storage type; Triton's softmax over them."""
+    module = importlib.import_module("liger_kernel.ops.fused_linear_cross_entropy")
+    apply = module.LigerFusedLinearCrossEntropyFunction.apply
+
+    def logp(hidden: Any, weight: Any, target: Any) -> Any:
+        # bias, class weights, ignore_index, z-loss, label smoothing, reduction
+        return -apply(hidden, weight, target, None, None, -100, 0.0, 0.0, "none")[0]
+
+    return logp
+
+
+def liger_selective() -> LogProb:
+    """The log-prob inside Liger's PPO and GRPO losses: rows and vocabulary in chunks, by torch."""
+    module = importlib.import_module("liger_kernel.chunked_loss.fused_linear_ppo")
+    apply = module._ChunkedSelectiveLogProbFunction.apply
+    chunk = module._SELECTIVE_LOGPROB_VOCAB_CHUNK_SIZE
+    return lambda hidden, weight, target: apply(hidden, weight, target, None, 1.0, chunk)
+
+
+def liger_sm90() -> LogProb:
+    """Liger's CuTe DSL kernel for sm_90; logits staged in fp16. Needs nvidia-cutlass-dsl."""
+    module = importlib.import_module("liger_kernel.ops.cutedsl.ops.fused_scaled_cross_entropy_sm90")
+    apply = module.LigerFusedScaledCrossEntropySM90Function.apply
+    return lambda hidden, weight, target: -apply(hidden, weight, target, 1.0, -100)
+
+
+def cut_cross_entropy(filter_eps: str | None) -> LogProb:
+    """CCE. Its default leaves small gradients out; filter_eps=None computes all."""
+    function = importlib.import_module("cut_cross_entropy").linear_cross_entropy
+
+    def logp(hidden: Any, weight: Any, target: Any) -> Any:
+        return -function(hidden, weight, target, reduction="none", filter_eps=filter_eps)
+
+    return logp
+
+
+def verl() -> LogProb:
+    """verl's fused kernel; it computes the entropy as well."""
+    module = _import_below("verl.utils.kernel.linear_cross_entropy")
+    _import_below("verl.utils.kernel.kernels")  # wanted at the first call only: fail here
+    apply = module.linear_cross_entropy
+    return lambda hidden, weight, target: apply(hidden, weight, target, 1.0, "none", None)[0]
+
+
+def _import_below(name: str) -> Any:
+    """Imports a module without running its packages' own __init__, which want far more (Ray)."""
+    top = name.split(".")[0]
+    if top not in sys.modules:
+        spec = importlib.util.find_spec(top)
+        if spec is None or spec.submodule_search_locations is None:
+            raise ModuleNotFoundError(f"No module named {top!r}")
+        folders = list(spec.submodule_search_locations)
+        for package in (top, f"{top}.utils"):
+            below = package.split(".")[1:]
+            module = types.ModuleType(package)
+            module.__path__ = ["/".join([folder, *below]) for folder in folders]
+            sys.modules[package] = module
+    return importlib.import_module(name)
+
+
+MAKERS: dict[str, Callable[[], LogProb]] = {
+    "torch eager, fp32 softmax": lambda: comparison.function_named("torch eager"),
+    "torch eager, 16-bit": eager_16_bit,
+    "torch.compile": lambda: comparison.function_named("torch.compile"),
+    "Liger chunked": liger_chunked,
+    "Liger selective": liger_selective,
+    "Liger sm_90": liger_sm90,
+    "CCE, exact": lambda: cut_cross_entropy(None),
+    "CCE, filtered": lambda: cut_cross_entropy("high"),
+    "verl": verl,
+}
+
+
+def versions() -> dict[str, str]:
+    """Of those packages that are installed."""
+    from importlib import metadata
+
+    found = {}
+    for package in ("liger-kernel", "cut-cross-entropy", "verl", "triton", "nvidia-cutlass-dsl"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
