@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compiles every CUDA template as it ships and as it is specialized, one test a target: each (op,
+// pass, dtype) generic and at three shapes, by each NVRTC of RLK_TEST_NVRTC. Nothing may spill.
+#include "jit/build_key.hpp"
+#include "jit/nvrtc/nvrtc_compiler.hpp"
+#include "jit/op.hpp"
+#include "templates/registry.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace rlk {
+namespace {
+
+// Values by the label of the constant. The bench's shape, an odd vocabulary, and one below every
+// tile whose rows are not aligned.
+using Shape = std::map<std::string_view, std::int64_t>;
+const Shape k_shapes[] = {
+    {{"V", 131072}, {"D", 2048}}, {{"V", 50257}, {"D", 4096}}, {{"V", 193}, {"D", 33}}};
+
+std::vector<std::unique_ptr<jit::NvrtcCompiler>> compilers() {
+  std::vector<std::unique_ptr<jit::NvrtcCompiler>> made;
+  const char* list = std::getenv("RLK_TEST_NVRTC");
+  std::istringstream paths(list != nullptr ? list : "");
+  for (std::string path; std::getline(paths, path, ':');) {
+    jit::NvrtcCompiler::Options options;
+    options.search = [path] {
+      jit::NvrtcSearch search;
+      search.named = path;
+      return search;
+    };
+    made.push_back(std::make_unique<jit::NvrtcCompiler>(options));
+  }
+  return made;
+}
+
+// The generic variant and one for each shape.
+std::vector<jit::Specialization> variants(const jit::Specialization& generic) {
+  std::vector<jit::Specialization> all{generic};
+  for (const Shape& shape : k_shapes) {
+    jit::Specialization spec = generic;
+    for (std::size_t i = 0; i < spec.op->constants.size(); ++i) {
+      const auto found = shape.find(spec.op->constants[i].label);
+      if (found != shape.end()) spec.values[i] = found->second;
+    }
+    // A new op's constant would silently stay run-time here.
+    EXPECT_NE(spec, generic) << "no shape has a constant of " << generic.text();
+    all.push_back(spec);
+  }
+  return all;
+}
+
+void check(const jit::Specialization& spec, const jit::CompiledCode& compiled) {
+  if (spec.target == Target::compute_80) {
+    const std::string ptx(reinterpret_cast<const char*>(compiled.code.data()),
+                          compiled.code.size());
+    // The oldest driver that rlk speaks to takes no newer one.
+    EXPECT_NE(ptx.find("\n.version 7.4\n.target sm_80\n"), ptx.npos);
+    return;
+  }
+  EXPECT_EQ(compiled.stats.spilled_bytes, 0);
+  EXPECT_EQ(compiled.stats.local_bytes, 0);
+  EXPECT_GT(compiled.stats.registers, 0);
+  EXPECT_GE(compiled.stats.shared_bytes, 0);
+  EXPECT_LE(compiled.stats.shared_bytes + spec.op->dynamic_shared_bytes(spec),
+            shared_limit_bytes(spec.target));
+}
+
+class CudaCompileTest : public ::testing::TestWithParam<Target> {};
+
+TEST_P(CudaCompileTest, NothingSpills) {
+  const auto all_compilers = compilers();
+  if (all_compilers.empty()) {
+    GTEST_SKIP() << "RLK_TEST_NVRTC names no NVRTC: nothing to compile with";
+  }
+  int num_compiled = 0;
+  for (const jit::Op* op : templates::ops()) {
+    for (const auto& generic : op->generic_variants(GetParam())) {
+      for (const auto& spec : variants(generic)) {
+        for (const auto& compiler : all_compilers) {
+          SCOPED_TRACE(spec.text() + " by " + compiler->identity());
+          // Throws where an entry is absent.
+          check(spec, compiler->compile(jit::compile_request(spec)));
+          ++num_compiled;
+        }
+      }
+    }
+  }
+  EXPECT_GT(num_compiled, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, CudaCompileTest,
+                         ::testing::ValuesIn(cuda_targets().begin(), cuda_targets().end()),
+                         [](const auto& each) { return std::string(name(each.param)); });
+
+}  // namespace
+}  // namespace rlk
