@@ -134,10 +134,10 @@ def run_child(arguments: Sequence[str], env: dict[str, str] | None = None) -> di
 
 
 def rlk_jit(*arguments: str) -> str:
-    """What `rlk-jit ARGUMENTS` prints, whatever its exit status."""
+    """What `rlk-jit ARGUMENTS` prints, on stderr where stdout is empty; any exit status."""
     command = [sys.executable, "-m", "rlk._cli", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    return done.stdout + done.stderr
+    return done.stdout or done.stderr
 
 
 # --- Facts and reports ----------------------------------------------------------------------------

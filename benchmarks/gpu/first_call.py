@@ -77,6 +77,12 @@ def start(what: str, cache: str, folder: Path, job: Job) -> Fresh:
     return Fresh(what, cache, process, errors)
 
 
+def started(what: str, folder: Path, job: Job, num_cold: int, num_warm: int) -> list[Fresh]:
+    """The cold ones first; the warm ones have the first one's cache."""
+    processes = [start(what, "cold", folder / str(i), job) for i in range(num_cold)]
+    return processes + [start(what, "warm", folder / "0", job) for _ in range(num_warm)]
+
+
 def measure(job: Job) -> dict[str, Any]:
     """Medians by what and cache, and every process's figures."""
     plan = {what: counts for what, counts in PLAN.items() if what not in job.without}
@@ -84,16 +90,15 @@ def measure(job: Job) -> dict[str, Any]:
         plan = {what: (1, min(warm, 1)) for what, (_, warm) in plan.items()}
     found: dict[str, Any] = {name: {"failed": why} for name, why in job.without.items()}
     with tempfile.TemporaryDirectory(prefix="rlk-bench-") as root:
-        for what, (cold, warm) in plan.items():
+        waiting = {what: started(what, Path(root, what), job, *plan[what]) for what in plan}
+        for what, processes in waiting.items():
             job.begin(what)
-            waiting = [start(what, "cold", Path(root, what, str(i)), job) for i in range(cold)]
-            waiting += [start(what, "warm", Path(root, what, "0"), job) for _ in range(warm)]
             try:
-                found[what] = turns(waiting)
+                found[what] = turns(processes)
             except Exception as error:
                 found[what] = {"failed": said(error)}
             finally:
-                for fresh in waiting:
+                for fresh in processes:
                     fresh.process.kill()
                     fresh.process.wait()
                     fresh.errors.close()

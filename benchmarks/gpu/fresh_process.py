@@ -3,7 +3,7 @@
 
 `fresh_process.py WHAT DEVICE N D V` prints JSON.
 
-Torch and CUDA are up and a kernel has run before it says "ready"; it goes on at a line on stdin.
+Torch, CUDA and autograd are up before it says "ready"; it goes on at a line on stdin.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def main() -> None:
     target = torch.randint(vocab, (rows,), device=device)
     upstream = torch.randn(rows, device=device)
     leaves = [tensor.detach().requires_grad_() for tensor in (hidden, weight)]
-    timed_ms(device, lambda: hidden + 1)
+    # A kernel, and autograd's own first use, which imports for a second.
+    timed_ms(device, lambda: torch.autograd.grad(leaves[0] + 1, leaves[0], hidden))
     say({"ready": True})
     if not sys.stdin.readline():
         return  # whoever waits for this process is gone

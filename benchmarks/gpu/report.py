@@ -171,8 +171,8 @@ def first_call_figures(parts: Parts) -> list[Figure]:
         ("warm", 60, "first result of a process, warm cache, forward"),
     ):
         others = [(what, get(what, cache, "forward_ms")) for what in ("Triton", "torch.compile")]
-        text = ", ".join(f"{what} {ms:.0f} ms" for what, ms in others if ms is not None)
-        found.append(Figure(words, both(RLK, cache), "ms", bar, f"with import rlk; {text}"))
+        texts = ["with import rlk", *(f"{what} {ms:.0f} ms" for what, ms in others if ms)]
+        found.append(Figure(words, both(RLK, cache), "ms", bar, "; ".join(texts)))
     for cache in ("cold", "warm"):
         what = f"then forward + backward, {cache} cache"
         found.append(Figure(what, get(RLK, cache, "both_ms"), "ms"))

@@ -92,7 +92,7 @@ def in_a_process(order: str, scratch: Path, seconds: float) -> str | None:
             env=os.environ | {"TMPDIR": str(scratch), "RLK_CACHE_DIR": str(scratch / "rlk")},
             stdout=file,
             stderr=file,
-            start_new_session=True,
+            process_group=0,
         )
         try:
             status = process.wait(seconds)

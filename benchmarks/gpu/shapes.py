@@ -135,7 +135,7 @@ def measure_shape(
             plain_product(drawn),
             runners,
             rounds=3 if job.quick or job.device == "cpu" else 9,
-            seconds=2.0 if job.quick or job.device == "cpu" else 12.0,
+            seconds=2.0 if job.quick or job.device == "cpu" else 8.0,
             begin=job.begin,
         )
         for name, taken in samples.items():
