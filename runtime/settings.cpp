@@ -48,9 +48,11 @@ bool validate_sync_named(const std::string& text) {
 std::string_view name(Policy policy) { return policy == Policy::sync ? "sync" : "off"; }
 
 void set_arch(Settings& settings, const std::string& list) {
+  settings.cpu_target = settings.cuda_target = std::nullopt;
   for (std::size_t begin = 0; begin <= list.size();) {
     const auto end = std::min(list.find(',', begin), list.size());
     const auto word = list.substr(begin, end - begin);
+    begin = end + 1;
     const auto target = target_named(word);
     if (!target) {
       throw InvalidArgument("RLK_ARCH: expected a target such as x86-64-v3 or sm_90a, got \"{}\"",
@@ -67,7 +69,6 @@ void set_arch(Settings& settings, const std::string& list) {
     } else {
       settings.cuda_target = target;
     }
-    begin = end + 1;
   }
 }
 

@@ -45,8 +45,9 @@ Policy policy_named(const std::string& text);       // throws InvalidArgument
 bool validate_sync_named(const std::string& text);  // "sync", "async"; throws InvalidArgument
 std::string_view name(Policy policy);
 
-// Sets cpu_target or cuda_target from "x86-64-v3" or "sm_90a,x86-64-v4". Throws InvalidArgument on
-// an unknown name, and on a CPU level that this host cannot run.
+// Sets both targets from "x86-64-v3" or "sm_90a,x86-64-v4"; a backend that is not named takes what
+// the device has. Throws InvalidArgument on an unknown name, and on a CPU level that this host
+// cannot run.
 void set_arch(Settings& settings, const std::string& list);
 
 }  // namespace rlk

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_logp: from Python arguments to a LinearLogpCall, and its results back.
 #include "jit/dispatcher.hpp"
+#include "python/bind/call_memory.hpp"
+#include "python/bind/device_array.hpp"
 #include "python/bind/module.hpp"
 #include "python/bind/tensor_argument.hpp"
 #include "python/bind/without_gil.hpp"
+#include "runtime/cuda/driver.hpp"
 #include "runtime/error.hpp"
 #include "templates/linear_logp/op.hpp"
 
@@ -20,12 +23,47 @@ struct Arguments {
   // log-prob and the like: float32, one value a row.
   Output make_per_row() const {
     const auto dims = call.hidden.dims();
-    return make_output(hidden.framework, DType::f32, call.device, dims.first(dims.size() - 1));
+    return make_output(hidden.framework, DType::f32, call.device, dims.first(dims.size() - 1),
+                       call.stream);
   }
   Output make_like(const Tensor& tensor) const {
-    return make_output(hidden.framework, tensor.dtype, tensor.device, tensor.dims());
+    return make_output(hidden.framework, tensor.dtype, tensor.device, tensor.dims(), call.stream);
   }
 };
+
+// The stream of a call on CUDA: the framework's current one, else the caller's, else the default.
+void* bind_stream(py::handle object, const TensorArgument& hidden) {
+  const bool is_cuda = hidden.tensor.device.kind == Device::Kind::cuda;
+  const bool has_current = is_cuda && hidden.framework.api != nullptr &&
+                           hidden.framework.api->current_work_stream != nullptr;
+  if (!object.is_none() && (!is_cuda || has_current)) {
+    throw InvalidArgument(
+        "linear_logp: stream: expected None {}, got {}",
+        is_cuda ? "(the current stream of hidden's framework is used)" : "for tensors of the CPU",
+        std::string(py::repr(object)));
+  }
+  if (has_current) {
+    void* stream = nullptr;
+    if (hidden.framework.api->current_work_stream(dlpack::kDLCUDA, hidden.tensor.device.index,
+                                                  &stream)) {
+      throw py::error_already_set();
+    }
+    return stream;
+  }
+  std::string why;
+  if (is_cuda && runtime::cuda::Driver::find(&why) == nullptr) {
+    throw Unsupported("linear_logp: device: expected a CUDA driver for {}, got none ({})",
+                      text(hidden.tensor.device), why);
+  }
+  if (object.is_none()) return is_cuda ? reinterpret_cast<void*>(k_default_stream) : nullptr;
+  void* const stream = PyLong_Check(object.ptr()) ? PyLong_AsVoidPtr(object.ptr()) : nullptr;
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  if (stream == nullptr) {
+    throw InvalidArgument("linear_logp: stream: expected a CUDA stream as an int or None, got {}",
+                          std::string(py::repr(object)));
+  }
+  return stream;
+}
 
 std::optional<std::int64_t> bind_ignore_index(py::handle object) {
   if (object.is_none()) return std::nullopt;
@@ -39,12 +77,18 @@ std::optional<std::int64_t> bind_ignore_index(py::handle object) {
   return value;
 }
 
+TensorArgument bind_argument(py::handle object, const char* argument, const LinearLogpCall& call) {
+  // DLPack has no 0: it could mean either default stream.
+  const auto stream = reinterpret_cast<std::intptr_t>(call.stream);
+  return bind_tensor(object, argument, stream == 0 ? k_default_stream : stream);
+}
+
 void bind_temperature(py::handle object, Arguments& into) {
   const bool is_number = PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr());
   // NumPy scalars and 0-d tensors convert to a number as well.
   const py::object rank = is_number ? py::object() : py::getattr(object, "ndim", py::none());
   if (rank && PyLong_Check(rank.ptr()) && !rank.equal(py::int_(0))) {
-    into.temperature = bind_tensor(object, "linear_logp: temperature");
+    into.temperature = bind_argument(object, "linear_logp: temperature", into.call);
     into.call.temperature = into.temperature.tensor;
     return;
   }
@@ -58,16 +102,19 @@ void bind_temperature(py::handle object, Arguments& into) {
 }
 
 Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
-                         py::handle temperature, py::handle mask, py::handle ignore_index) {
-  Arguments bound{bind_tensor(hidden, "linear_logp: hidden"),
-                  bind_tensor(weight, "linear_logp: weight"),
-                  bind_tensor(target, "linear_logp: target"),
-                  bind_tensor(bias, "linear_logp: bias"),
-                  {},
-                  bind_tensor(mask, "linear_logp: mask"),
-                  {}};
+                         py::handle temperature, py::handle mask, py::handle ignore_index,
+                         py::handle stream) {
+  const bool has_stream = PyLong_Check(stream.ptr());
+  Arguments bound;
+  bound.hidden = bind_tensor(hidden, "linear_logp: hidden",
+                             has_stream ? py::cast<std::intptr_t>(stream) : k_default_stream);
   LinearLogpCall& call = bound.call;
   call.op = &templates::linear_logp_op;
+  call.stream = bind_stream(stream, bound.hidden);
+  bound.weight = bind_argument(weight, "linear_logp: weight", call);
+  bound.target = bind_argument(target, "linear_logp: target", call);
+  bound.bias = bind_argument(bias, "linear_logp: bias", call);
+  bound.mask = bind_argument(mask, "linear_logp: mask", call);
   call.hidden = bound.hidden.tensor;
   call.weight = bound.weight.tensor;
   call.target = bound.target.tensor;
@@ -86,34 +133,50 @@ Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target
   return bound;
 }
 
-void run(const LinearLogpCall& call) {
-  without_gil([&] { jit::Dispatcher::instance().run(call); });
+// Runs the call; its results are `outputs`.
+void run(LinearLogpCall& call, const Framework& framework,
+         std::initializer_list<const Output*> outputs) {
+  std::unique_ptr<runtime::Workspace> workspace;
+  if (call.device.kind == Device::Kind::cuda) {
+    workspace = make_workspace(framework, call.device, call.stream);
+  }
+  call.workspace = workspace.get();
+  without_gil([&] {
+    jit::Dispatcher::instance().run(call);
+    workspace.reset();
+  });
+  for (const Output* output : outputs) {
+    if (output->array != nullptr) output->array->finish(call.stream);
+  }
 }
 
 py::object forward(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
-                   py::handle temperature, py::handle mask, py::handle ignore_index, bool save) {
-  auto bound = bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index);
+                   py::handle temperature, py::handle mask, py::handle ignore_index,
+                   py::handle stream, bool save) {
+  auto bound =
+      bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index, stream);
   templates::linear_logp_op.check(bound.call);  // before outputs of a wrong shape are made
   const Output log_prob = bound.make_per_row();
   bound.call.log_prob = log_prob.tensor;
   if (!save) {
-    run(bound.call);
+    run(bound.call, bound.hidden.framework, {&log_prob});
     return log_prob.object;
   }
   const Output row_max = bound.make_per_row(), row_log_sum = bound.make_per_row();
   bound.call.row_max = row_max.tensor;
   bound.call.row_log_sum = row_log_sum.tensor;
-  run(bound.call);
+  run(bound.call, bound.hidden.framework, {&log_prob, &row_max, &row_log_sum});
   return py::make_tuple(log_prob.object, row_max.object, row_log_sum.object);
 }
 
 py::tuple backward(py::handle grad_output, py::handle hidden, py::handle weight, py::handle target,
                    py::handle bias, py::handle temperature, py::handle mask,
-                   py::handle ignore_index, py::handle row_max, py::handle row_log_sum,
-                   bool needs_hidden, bool needs_weight, bool needs_bias) {
-  auto bound = bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index);
-  const TensorArgument grad = bind_tensor(grad_output, "linear_logp: grad_output");
+                   py::handle ignore_index, py::handle stream, py::handle row_max,
+                   py::handle row_log_sum, bool needs_hidden, bool needs_weight, bool needs_bias) {
+  auto bound =
+      bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index, stream);
   LinearLogpCall& call = bound.call;
+  const TensorArgument grad = bind_argument(grad_output, "linear_logp: grad_output", call);
   call.pass = jit::Pass::bwd;
   call.grad_output = grad.tensor;
   // Checked with the gradients that are asked for, before any is allocated.
@@ -134,7 +197,7 @@ py::tuple backward(py::handle grad_output, py::handle hidden, py::handle weight,
     first.log_prob = (log_prob = bound.make_per_row()).tensor;
     call.row_max = first.row_max = (own_max = bound.make_per_row()).tensor;
     call.row_log_sum = first.row_log_sum = (own_log_sum = bound.make_per_row()).tensor;
-    run(first);
+    run(first, bound.hidden.framework, {});
   }
 
   Output grads[3];
@@ -147,13 +210,15 @@ py::tuple backward(py::handle grad_output, py::handle hidden, py::handle weight,
   if (needs_hidden) make(0, call.hidden, call.grad_hidden);
   if (needs_weight) make(1, call.weight, call.grad_weight);
   if (needs_bias) make(2, call.bias, call.grad_bias);
-  run(call);
+  run(call, bound.hidden.framework, {&grads[0], &grads[1], &grads[2]});
   return py::make_tuple(results[0], results[1], results[2]);
 }
 
 py::tuple explain(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
-                  py::handle temperature, py::handle mask, py::handle ignore_index, bool backward) {
-  auto bound = bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index);
+                  py::handle temperature, py::handle mask, py::handle ignore_index,
+                  py::handle stream, bool backward) {
+  auto bound =
+      bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index, stream);
   if (backward) {
     templates::linear_logp_op.check(bound.call);  // hidden has a last axis to leave out
     bound.call.pass = jit::Pass::bwd;

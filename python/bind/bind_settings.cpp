@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // configure, cache_info and what the dispatcher is made of.
 #include "jit/dispatcher.hpp"
+#include "jit/nvrtc/make_nvrtc_compiler.hpp"
 #include "python/bind/module.hpp"
 #include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
 #include "runtime/thread_pool.hpp"
+#include "templates/common/device_errors.hpp"
 
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
@@ -15,7 +17,8 @@ namespace {
 void configure(const std::optional<std::string>& policy, const std::optional<std::string>& arch,
                const std::optional<std::filesystem::path>& cache_dir,
                const std::optional<int>& num_threads, const std::optional<std::string>& log,
-               const std::optional<bool>& specialize) {
+               const std::optional<bool>& specialize, const std::optional<std::string>& validate,
+               const std::optional<int>& workspace_mib) {
   auto& dispatcher = jit::Dispatcher::instance();
   jit::Config config = dispatcher.config();
   if (policy) config.settings.policy = policy_named(*policy);
@@ -30,7 +33,20 @@ void configure(const std::optional<std::string>& policy, const std::optional<std
   }
   if (log) config.settings.log_level = *log;
   if (specialize) config.specialize = *specialize;
+  if (validate) config.settings.validate_sync = validate_sync_named(*validate);
+  if (workspace_mib) {
+    if (*workspace_mib < 1 || *workspace_mib > k_max_workspace_mib) {
+      throw InvalidArgument(
+          "configure: workspace_mib: expected a whole number from 1 to {}, got {}",
+          k_max_workspace_mib, *workspace_mib);
+    }
+    config.settings.workspace_mib = *workspace_mib;
+  }
   without_gil([&] { dispatcher.configure(std::move(config)); });
+}
+
+void check_errors(const std::optional<int>& device) {
+  without_gil([&] { templates::check_device_errors(device); });
 }
 
 py::tuple cache_info() {
@@ -43,10 +59,17 @@ py::dict settings() {
   const auto target = config.settings.cpu_target ? config.settings.cpu_target : host_cpu_target();
   py::dict result;
   result["policy"] = std::string(name(config.settings.policy));
-  result["arch"] = target ? std::string(name(*target)) : "";
+  std::string arch(target ? name(*target) : "");
+  if (const auto forced = config.settings.cuda_target) {
+    arch += arch.empty() ? "" : ",";
+    arch += name(*forced);
+  }
+  result["arch"] = arch;
   result["num_threads"] = runtime::ThreadPool::instance().num_threads();
   result["log"] = config.settings.log_level;
   result["specialize"] = config.specialize;
+  result["validate"] = config.settings.validate_sync ? "sync" : "async";
+  result["workspace_mib"] = config.settings.workspace_mib;
   for (const auto& layer : jit::Dispatcher::instance().store()->layers()) {
     if (!layer.layer.read_write) continue;
     const std::string& folder = layer.layer.folder;  // any bytes, as os.fsdecode takes them
@@ -60,7 +83,15 @@ py::dict settings() {
 
 void bind_settings(py::module_& module) {
   module.def("configure", configure, py::arg("policy"), py::arg("arch"), py::arg("cache_dir"),
-             py::arg("num_threads"), py::arg("log"), py::arg("specialize"));
+             py::arg("num_threads"), py::arg("log"), py::arg("specialize"), py::arg("validate"),
+             py::arg("workspace_mib"));
+  module.def("check_errors", check_errors);
+  // Wheels of NVRTC lie in one of them.
+  std::vector<std::filesystem::path> folders;
+  for (const auto& folder : py::module_::import("sys").attr("path")) {
+    if (py::isinstance<py::str>(folder)) folders.emplace_back(py::cast<std::string>(folder));
+  }
+  jit::set_python_folders(std::move(folders));
   module.def("cache_info", cache_info);
   module.def("settings", settings);
 }

@@ -2,6 +2,8 @@
 // Three ways to read a tensor: DLPack's C exchange API, NumPy's array struct, a DLPack capsule.
 #include "python/bind/tensor_argument.hpp"
 
+#include "python/bind/device_array.hpp"
+#include "python/bind/dlpack_type.hpp"
 #include "runtime/error.hpp"
 
 #include <pybind11/numpy.h>
@@ -50,11 +52,6 @@ DType dtype_of(DLDataType type) {
     default:
       return DType::other;
   }
-}
-
-DLDataType dlpack_type(DType dtype) {
-  const auto bits = static_cast<std::uint8_t>(8 * size_bytes(dtype));
-  return {dtype == DType::bf16 ? kDLBfloat : kDLFloat, bits, 1};
 }
 
 void expect_rank(int rank, const char* argument) {
@@ -197,7 +194,24 @@ bool is_lazily_negated(py::handle object) {
   return answer.ptr() == Py_True;
 }
 
-TensorArgument bind_capsule(py::handle object, const char* argument) {
+// The capsule of a producer, whose values on CUDA are then ready for the stream.
+py::object ask_capsule(py::handle object, std::intptr_t stream) {
+  py::dict arguments;
+  const py::object device = py::getattr(object, "__dlpack_device__", py::none());
+  if (!device.is_none()) {
+    const auto type = py::cast<int>(device()[py::int_(0)]);
+    if (type == kDLCUDA || type == kDLCUDAManaged) arguments["stream"] = stream;
+  }
+  const py::object produce = object.attr("__dlpack__");
+  try {
+    return produce(**arguments, py::arg("max_version") = py::make_tuple(1, 0));
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_TypeError)) throw;  // producers of before 1.0 know no max_version
+    return produce(**arguments);
+  }
+}
+
+TensorArgument bind_capsule(py::handle object, const char* argument, std::intptr_t stream) {
   if (py::hasattr(object, "requires_grad")) {
     // Over a capsule its results would be NumPy arrays and its gradient lost.
     throw Unsupported(
@@ -206,12 +220,7 @@ TensorArgument bind_capsule(py::handle object, const char* argument) {
   }
   py::object capsule;
   try {
-    try {
-      capsule = object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
-    } catch (py::error_already_set& error) {
-      if (!error.matches(PyExc_TypeError)) throw;  // producers of before 1.0 know no max_version
-      capsule = object.attr("__dlpack__")();
-    }
+    capsule = ask_capsule(object, stream);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt, SystemExit
     throw InvalidArgument("{}: expected a tensor that DLPack can export, got {} ({})", argument,
@@ -236,7 +245,7 @@ void raise_allocation_error(void*, const char* kind, const char* message) {
 
 }  // namespace
 
-TensorArgument bind_tensor(py::handle object, const char* argument) {
+TensorArgument bind_tensor(py::handle object, const char* argument, std::intptr_t stream) {
   if (object.is_none()) return {};
   if (const auto* api = exchange_api(Py_TYPE(object.ptr()))) {
     DLTensor source{};
@@ -254,7 +263,7 @@ TensorArgument bind_tensor(py::handle object, const char* argument) {
   if (py::isinstance<py::array>(object)) {
     return bind_numpy(py::reinterpret_borrow<py::array>(object), argument);
   }
-  if (py::hasattr(object, "__dlpack__")) return bind_capsule(object, argument);
+  if (py::hasattr(object, "__dlpack__")) return bind_capsule(object, argument, stream);
   if (py::isinstance(object, py::module_::import("numpy").attr("generic"))) {
     py::array owner = py::array::ensure(object);  // what an index into an array gives
     return {bind_numpy(owner, argument).tensor, {}, owner};
@@ -264,7 +273,11 @@ TensorArgument bind_tensor(py::handle object, const char* argument) {
 }
 
 Output make_output(const Framework& framework, DType dtype, Device device,
-                   std::span<const std::int64_t> shape) {
+                   std::span<const std::int64_t> shape, void* stream) {
+  if (framework.api == nullptr && device.kind == Device::Kind::cuda) {
+    auto array = std::make_shared<DeviceArray>(dtype, device, shape, stream);
+    return {py::cast(array), array->tensor(), array.get()};
+  }
   if (framework.api == nullptr) {
     py::object type = py::str(std::string(name(dtype)));
     if (dtype == DType::bf16) type = py::module_::import("ml_dtypes").attr("bfloat16");
@@ -275,7 +288,7 @@ Output make_output(const Framework& framework, DType dtype, Device device,
   std::array<std::int64_t, k_max_rank> dims{};
   std::ranges::copy(shape, dims.begin());
   DLTensor prototype{nullptr,
-                     {kDLCPU, 0},
+                     {device.kind == Device::Kind::cuda ? kDLCUDA : kDLCPU, device.index},
                      static_cast<std::int32_t>(shape.size()),
                      dlpack_type(dtype),
                      dims.data(),

@@ -7,15 +7,18 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
 #include <span>
 
 namespace rlk::bind {
 
 namespace py = pybind11;
 
+class DeviceArray;
+
 // Where a tensor came from, and so where results like it are allocated.
 struct Framework {
-  const dlpack::DLPackExchangeAPI* api = nullptr;  // null: NumPy
+  const dlpack::DLPackExchangeAPI* api = nullptr;  // null: NumPy, or on CUDA rlk's own
 };
 
 struct TensorArgument {
@@ -24,18 +27,25 @@ struct TensorArgument {
   py::object owner;  // keeps what `tensor` points to alive, where that is not the argument itself
 };
 
+// A CUDA stream as DLPack passes it: the handle; 1 is the legacy default stream.
+inline constexpr std::intptr_t k_default_stream = 1;
+
 // Takes torch tensors and others with the DLPack exchange API, NumPy arrays (ml_dtypes' bfloat16
 // included) and any producer with __dlpack__. None gives an absent tensor. Throws InvalidArgument
-// that begins with `argument`, which reads "op: argument".
-TensorArgument bind_tensor(py::handle object, const char* argument);
+// that begins with `argument`, which reads "op: argument". A producer with __dlpack__ on CUDA makes
+// its values ready for `stream`.
+TensorArgument bind_tensor(py::handle object, const char* argument,
+                           std::intptr_t stream = k_default_stream);
 
 struct Output {
   py::object object;
   Tensor tensor;
+  DeviceArray* array = nullptr;  // `object`, where it is an rlk.Array
 };
 
-// A new dense tensor of the framework, its contents undefined.
+// A new dense tensor of the framework, its contents undefined. For CUDA without a framework an
+// rlk.Array, to be written on `stream`.
 Output make_output(const Framework& framework, DType dtype, Device device,
-                   std::span<const std::int64_t> shape);
+                   std::span<const std::int64_t> shape, void* stream);
 
 }  // namespace rlk::bind

@@ -8,7 +8,7 @@ Importing needs NumPy only: no driver is touched, no folder made, PyTorch is not
 """
 
 from rlk import jit
-from rlk._core import __version__
+from rlk._core import Array, __version__
 from rlk.errors import (
     CompileError,
     DriverError,
@@ -19,6 +19,7 @@ from rlk.errors import (
 )
 
 __all__ = [
+    "Array",
     "CompileError",
     "DriverError",
     "Error",

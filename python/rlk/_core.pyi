@@ -12,6 +12,7 @@ def linear_logp_forward(
     temperature: Any,
     mask: Any,
     ignore_index: int | None,
+    stream: int | None,
     save: bool,
 ) -> Any: ...
 def linear_logp_backward(
@@ -23,6 +24,7 @@ def linear_logp_backward(
     temperature: Any,
     mask: Any,
     ignore_index: int | None,
+    stream: int | None,
     row_max: Any,
     row_log_sum: Any,
     needs_hidden: bool,
@@ -37,6 +39,7 @@ def linear_logp_explain(
     temperature: Any,
     mask: Any,
     ignore_index: int | None,
+    stream: int | None,
     backward: bool,
 ) -> tuple[str, str, str, str, str]: ...
 def configure(
@@ -46,6 +49,26 @@ def configure(
     num_threads: int | None,
     log: str | None,
     specialize: bool | None,
+    validate: str | None,
+    workspace_mib: int | None,
 ) -> None: ...
+def check_errors(device: int | None) -> None: ...
 def cache_info() -> tuple[int, int, int, int]: ...
 def settings() -> dict[str, Any]: ...
+
+class Array:
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...

@@ -40,9 +40,10 @@ class _LinearLogp(torch.autograd.Function):
         temperature: Any,
         mask: Any,
         ignore_index: Any,
+        stream: Any,
     ) -> Any:
         log_prob, row_max, row_log_sum = _core.linear_logp_forward(
-            hidden, weight, target, bias, temperature, mask, ignore_index, True
+            hidden, weight, target, bias, temperature, mask, ignore_index, stream, True
         )
         # Saved for their check alone: it refuses a backward after an in-place change.
         others = (target, temperature, mask)
@@ -67,6 +68,7 @@ class _LinearLogp(torch.autograd.Function):
                 temperature,
                 mask,
                 ignore_index,
+                None,
                 row_max,
                 row_log_sum,
                 needs_hidden,
@@ -79,7 +81,7 @@ class _LinearLogp(torch.autograd.Function):
         else:
             grads = compute()
         grad_hidden, grad_weight, grad_bias = grads
-        return grad_hidden, grad_weight, None, grad_bias, None, None, None
+        return grad_hidden, grad_weight, None, grad_bias, None, None, None, None
 
 
 def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -95,6 +97,7 @@ def linear_logp(
     temperature: Any,
     mask: Any,
     ignore_index: Any,
+    stream: Any,
 ) -> Any:
     for name, operand in (("hidden", hidden), ("weight", weight), ("bias", bias)):
         if operand is not None and not isinstance(operand, torch.Tensor):
@@ -117,4 +120,4 @@ def linear_logp(
         raise InvalidArgument(
             "linear_logp: temperature: expected a tensor that needs no gradient, got one that does"
         )
-    return _LinearLogp.apply(hidden, weight, target, bias, temperature, mask, ignore_index)
+    return _LinearLogp.apply(hidden, weight, target, bias, temperature, mask, ignore_index, stream)

@@ -14,6 +14,7 @@ __all__ = [
     "Explanation",
     "LinearLogpGrads",
     "cache_info",
+    "check_errors",
     "configure",
     "explain",
     "linear_logp",
@@ -33,13 +34,14 @@ def linear_logp(
     temperature: float | Tensor = 1.0,
     mask: Tensor | None = None,
     ignore_index: int | None = -100,
+    stream: int | None = None,
 ) -> Tensor:
     """Log-probabilities of target ids, straight from hidden states; no [N, V] logits are formed.
 
     ``log_softmax((hidden @ weight.T + bias) / temperature)[target]``, the logits in float32 from
     the first to the last operation. A row's bits depend on that row alone: not on the batch, its
     position, strides or the number of threads. Differentiable in hidden, weight and bias for torch
-    tensors.
+    tensors. On a CUDA device the call is queued on the current stream and returns at once.
 
     Args:
         hidden: ``[..., D]``, float32, bfloat16 or float16.
@@ -50,13 +52,17 @@ def linear_logp(
         mask: ``[...]``, bool, integer or float of 0 and 1. Rows of 0 are inactive: log-prob 0,
             gradient 0, and their hidden state and target may hold anything.
         ignore_index: rows with this target are inactive as well; None: no target is special.
+        stream: CUDA stream handle to queue on, for tensors whose framework tells no current
+            stream (CuPy and JAX through DLPack); None: the default stream. Not for torch tensors.
 
     Returns:
-        float32 ``[...]``, at most 0: a torch tensor for torch tensors, else a NumPy array. A
-        target whose logit is -inf gives -inf, a row whose logits are all -inf gives NaN.
+        float32 ``[...]``, at most 0: a torch tensor for torch tensors, a NumPy array for others on
+        the CPU, an `rlk.Array` for others on CUDA. A target whose logit is -inf gives -inf, a row
+        whose logits are all -inf gives NaN.
 
     Raises:
-        rlk.InvalidArgument: a shape, dtype, device or value is wrong (a ValueError).
+        rlk.InvalidArgument: a shape, dtype, device or value is wrong (a ValueError). On CUDA a
+            target out of range makes its row NaN and is raised by a later call or `check_errors`.
         rlk.Unsupported: nothing here can run this device and dtype, or a tensor carries a tangent
             of forward-mode differentiation (a NotImplementedError).
 
@@ -77,10 +83,10 @@ def linear_logp(
                 from rlk import _torch
 
                 return _torch.linear_logp(
-                    hidden, weight, target, bias, temperature, mask, ignore_index
+                    hidden, weight, target, bias, temperature, mask, ignore_index, stream
                 )
     return _core.linear_logp_forward(
-        hidden, weight, target, bias, temperature, mask, ignore_index, False
+        hidden, weight, target, bias, temperature, mask, ignore_index, stream, False
     )
 
 
@@ -102,6 +108,7 @@ def linear_logp_backward(
     temperature: float | Tensor = 1.0,
     mask: Tensor | None = None,
     ignore_index: int | None = -100,
+    stream: int | None = None,
     needs: tuple[str, ...] = ("hidden", "weight", "bias"),
 ) -> LinearLogpGrads:
     """Gradients of `linear_logp` for those without autograd.
@@ -110,7 +117,8 @@ def linear_logp_backward(
 
     Args:
         grad_output: ``[...]``, the gradient of the loss with respect to the log-probs.
-        hidden, weight, target, bias, temperature, mask, ignore_index: as in `linear_logp`.
+        hidden, weight, target, bias, temperature, mask, ignore_index, stream: as in
+            `linear_logp`.
         needs: which gradients to compute; "bias" is left out by itself where bias is None.
 
     Returns:
@@ -141,6 +149,7 @@ def linear_logp_backward(
         temperature,
         mask,
         ignore_index,
+        stream,
         None,
         None,
         "hidden" in needs,
@@ -191,7 +200,7 @@ def explain(
     """
     return Explanation(
         *_core.linear_logp_explain(
-            hidden, weight, target, bias, temperature, mask, ignore_index, backward
+            hidden, weight, target, bias, temperature, mask, ignore_index, None, backward
         )
     )
 
@@ -223,17 +232,24 @@ def configure(
     num_threads: int | None = None,
     log: str | None = None,
     specialize: bool | None = None,
+    validate: str | None = None,
+    workspace_mib: int | None = None,
 ) -> None:
     """Change settings of this process; what is None stays as it is.
 
     Args:
         policy: "sync" (a miss compiles) or "off" (never compiles); environment: RLK_JIT.
-        arch: a target to compile for, such as "x86-64-v3"; environment: RLK_ARCH.
+        arch: targets to compile for, such as "x86-64-v3" or "sm_90a,x86-64-v4"; a backend
+            that is not named takes what the device has; environment: RLK_ARCH.
         cache_dir: folder of the read-write cache layer; environment: RLK_CACHE_DIR.
         num_threads: threads of the CPU kernels; environment: RLK_NUM_THREADS. Results do not
             depend on it.
         log: trace, debug, info, warn, error or off; environment: RLK_LOG.
         specialize: False runs the generic variants alone. Results are the same bits.
+        validate: "async" or "sync": on CUDA, look at targets, mask and temperature before each
+            launch, which waits for the stream; environment: RLK_VALIDATE.
+        workspace_mib: MiB of a CUDA backward's temporary memory, about; environment:
+            RLK_WORKSPACE_MIB. Results do not depend on it.
 
     Raises:
         rlk.InvalidArgument: a value that the setting cannot have.
@@ -241,9 +257,28 @@ def configure(
     Example:
         >>> rlk.jit.configure(policy="off")
     """
-    _core.configure(policy, arch, cache_dir, num_threads, log, specialize)
+    _core.configure(policy, arch, cache_dir, num_threads, log, specialize, validate, workspace_mib)
 
 
 def settings() -> dict[str, Any]:
-    """The settings in force: policy, arch, cache_dir, num_threads, log, specialize."""
+    """The settings in force: what `configure` takes, by name."""
     return _core.settings()
+
+
+def check_errors(device: int | None = None) -> None:
+    """Wait for CUDA devices, then raise what kernels found wrong in the values of earlier calls.
+
+    Kernels cannot raise: a target out of range makes its row NaN and is remembered, one a device,
+    until this function or the next call on that device raises it, once.
+
+    Args:
+        device: CUDA device to look at; None: all that rlk ran on in this process.
+
+    Raises:
+        rlk.InvalidArgument: an active row's target was out of range; names op, row and id.
+
+    Example:
+        >>> loss.backward()
+        >>> rlk.jit.check_errors()
+    """
+    _core.check_errors(device)

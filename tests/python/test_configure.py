@@ -115,13 +115,30 @@ def test_levels():
 
 
 def test_settings_are_those_configured():
-    wanted = {"num_threads": 3, "policy": "off", "log": "error", "specialize": False}
+    wanted = {
+        "num_threads": 3,
+        "policy": "off",
+        "log": "error",
+        "specialize": False,
+        "arch": "x86-64-v2,compute_80",
+        "validate": "sync",
+        "workspace_mib": 64,
+    }
     rlk.jit.configure(**wanted)
     settings = rlk.jit.settings()
     assert {name: settings[name] for name in wanted} == wanted
     rlk.jit.configure()
     assert rlk.jit.settings() == settings
-    assert set(settings) == {"policy", "arch", "cache_dir", "num_threads", "log", "specialize"}
+    assert set(settings) == {
+        "policy",
+        "arch",
+        "cache_dir",
+        "num_threads",
+        "log",
+        "specialize",
+        "validate",
+        "workspace_mib",
+    }
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@ BAD = [
     ("RLK_ARCH", "x86-64-v9"),
     ("RLK_ARCH", "native"),
     ("RLK_ARCH", "x86-64-v2,"),
+    ("RLK_VALIDATE", "1"),
+    ("RLK_WORKSPACE_MIB", "0"),
+    ("RLK_WORKSPACE_MIB", "1048577"),
     ("RLK_NUM_THREADS", "0"),
     ("RLK_NUM_THREADS", "-1"),
     ("RLK_NUM_THREADS", "two"),
@@ -78,7 +81,7 @@ def test_a_cuda_target_leaves_the_level_as_it_is():
     both = run_python(
         "call(); import rlk; report(arch=rlk.jit.settings()['arch'])", RLK_ARCH="sm_90a,x86-64-v2"
     )
-    assert both.report["arch"] == "x86-64-v2"
+    assert both.report["arch"] == "x86-64-v2,sm_90a"
     alone = run_python("call(); report()", RLK_ARCH="sm_90a", RLK_JIT="off")
     assert alone.report["fallbacks"] == 1
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ class Report:
     framework: str
     target: str | None
     arch_key: str | None
+    gpu: str | None
     contract: Contract
     results: list[Result]
 
@@ -80,6 +81,7 @@ def run(
     adapter: str | None = None,
     target: str | None = None,
     arch_key: str | None = None,
+    options: Mapping[str, Any] | str | None = None,
     batch: int = 2,
     seq: int = 8,
     vocab: int = 257,
@@ -93,15 +95,20 @@ def run(
     suite: bool = False,
     random: int = 0,
     contract: Path | str | None = None,
+    on_start: Callable[[Report, Result], None] = nothing,
     on_result: Callable[[Result], None] = nothing,
 ) -> Report:
     """Checks a candidate and returns a Report; a failing candidate is no exception.
 
     candidate: "rlk", "torch", "MODULE:FUNCTION" or a function. dtype: fp32, fp16, bf16 or a list
     (default all). variant: generic, specialized or both (rlk alone; default both). suite=True
-    runs the whole suite, random=N adds N random cases; else one case of batch x seq rows at
-    vocab and hidden is checked, its gradients with grad=True, the transforms and rules with
-    invariance=True.
+    runs the whole suite, random=N adds N random cases; else the sizes batch x seq, vocab and
+    hidden are checked, gradients with grad=True, the transforms and rules with invariance=True.
+    options: what such a case passes besides, {"temperature": "row", "bias": "none"}, or "all" for
+    each set of the suite; by default with and without a bias.
+
+    The candidate runs in this process: one that ends it ends the check. rlk-check does not share
+    its process.
 
     Raises Misuse (a ValueError that names the argument) before any work.
 
@@ -121,17 +128,18 @@ def run(
         raise Misuse(f"input_mode: expected one of {', '.join(INPUT_MODES)}, got {input_mode}")
     dtypes = _dtypes(dtype)
     rules = contracts.load(contract or contracts.DEFAULT_PATH)
-    options: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if constant_value is not None:
-        options["constant_value"] = constant_value
+        values["constant_value"] = constant_value
     if token_value is not None:
-        options |= {"token_value": token_value, "ignored": 0}
+        values |= {"token_value": token_value, "ignored": 0}
     kinds = spec.adversarial if input_mode == "adversarial" else (input_mode,)
     sizes = {"vocab": vocab, "hidden": hidden}
     cases = [
-        Case(op, name, (batch, seq), sizes, kind, "contiguous", options, seed)
+        Case(op, name, (batch, seq), sizes, kind, "contiguous", {**chosen, **values}, seed)
         for name in dtypes
         for kind in kinds
+        for chosen in _option_sets(spec, kind, options)
     ]
     for case in cases:
         spec.build(case)  # what cannot be built is misuse, said before any work
@@ -152,23 +160,33 @@ def run(
                 yield from refusal_jobs(chosen, case)
 
     results: list[Result] = []
-    found = None
+    report = None
     for make in _candidates(spec, candidate, device, framework, adapter, variant, target):
         found = make()
-        session = Session(spec, found, rules, arch_key or found.target)
+        arch = arch_key or found.target
+        report = Report(
+            op,
+            found.name,
+            device,
+            found.framework.name,
+            found.target,
+            arch,
+            found.framework.gpu(),
+            rules,
+            results,
+        )
+
+        def start(pending: Result, report: Report = report) -> None:
+            on_start(report, pending)
+
+        def finish(result: Result) -> None:
+            results.append(result)
+            on_result(result)
+
         with found.scope():
-            results += run_jobs(session, jobs(found), on_result)
-    assert found is not None
-    return Report(
-        op,
-        found.name,
-        device,
-        found.framework.name,
-        found.target,
-        arch_key or found.target,
-        rules,
-        results,
-    )
+            run_jobs(Session(spec, found, rules, arch), jobs(found), start, finish)
+    assert report is not None
+    return report
 
 
 def _candidates(
@@ -207,6 +225,26 @@ def _maker(
     spec: OpSpec, device: str, framework: str | None, variant: str, target: str | None
 ) -> Callable[[], Candidate]:
     return lambda: rlk_candidate(spec, device, framework, variant, target)
+
+
+def _option_sets(
+    spec: OpSpec, kind: str, options: Mapping[str, Any] | str | None
+) -> Sequence[Mapping[str, Any]]:
+    if options is None:
+        return spec.plain_options(kind)
+    if options == "all":
+        return spec.option_sets
+    if isinstance(options, str):
+        raise Misuse(f"options: expected names with values, or all, got {options}")
+    found = {}
+    for name, value in options.items():
+        if name not in spec.option_values:
+            raise Misuse(f"options: expected one of {', '.join(spec.option_values)}, got {name}")
+        try:
+            found[name] = spec.option_values[name](str(value))
+        except ValueError as error:
+            raise Misuse(f"options: {name}: {error}") from error
+    return [found]
 
 
 def _spec(op: str) -> OpSpec:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .case import Inputs
-from .frameworks import Failure, Framework, NumpyFramework, TorchFramework, poison_heap
+from .frameworks import Failure, Framework, NumpyFramework, TorchFramework
 from .spec import Adapter, OpSpec
 from .stored import Stored
 
@@ -68,9 +68,8 @@ class Candidate:
 
     def forward(self, spec: OpSpec, inputs: Inputs) -> Outcome:
         """One call without gradients. Raises Failure and nothing else."""
-        call = _Call(self.framework, spec.arguments(inputs))
+        call = self._given(spec.arguments(inputs), [4 * inputs.num_rows])
         shapes = dict.fromkeys(spec.outputs, inputs.lead)
-        poison_heap([4 * inputs.num_rows])
         extra = {}
         if self._takes_out():
             out = [self.framework.poisoned(shapes[n], spec.output_dtype) for n in spec.outputs]
@@ -89,10 +88,10 @@ class Candidate:
         inspect_forward: Callable[[Outcome], None],
     ) -> Outcome:
         """Forward, `inspect_forward`, backward for the inputs `needs`. Raises Failure alone."""
-        call = _Call(self.framework, {**spec.arguments(inputs), "grad_output": upstream})
+        given = {**spec.arguments(inputs), "grad_output": upstream}
+        call = self._given(given, [inputs[name].base.nbytes for name in needs])
         arguments = dict(call.arguments)
         grad_output = arguments.pop("grad_output")
-        poison_heap([inputs[name].base.nbytes for name in needs])
         if self.backward is not None:
             backward = self.backward
             outcome = self.forward(spec, inputs)
@@ -132,6 +131,17 @@ class Candidate:
             "no_gradient",
             lambda: torch.autograd.grad(first, leaves, grad_output, allow_unused=True),
         )
+
+    def _given(self, arguments: Mapping[str, Any], poison: list[int]) -> _Call:
+        """The arguments as arrays; on a device that a call has broken nothing can be copied."""
+
+        def give() -> _Call:
+            found = _Call(self.framework, arguments)
+            self.framework.poison_memory(poison)
+            return found
+
+        made: _Call = self._guarded("raised", give)
+        return made
 
     def _call(self, arguments: dict[str, Any]) -> Any:
         return self.adapter.call(self.function, arguments)

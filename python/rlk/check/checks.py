@@ -82,13 +82,10 @@ class Session:
 
     def describe(self, inputs: Inputs) -> Mapping[str, str]:
         """The kernel that these inputs run, where the candidate can tell."""
-        describe, framework = self.candidate.describe, self.candidate.framework
+        describe = self.candidate.describe
         if describe is None:
             return {}
-        arguments = self.spec.arguments(inputs)
-        return describe(
-            {k: framework.give(v)[0] if isinstance(v, Stored) else v for k, v in arguments.items()}
-        )
+        return describe(self.candidate.framework.give_all(self.spec.arguments(inputs)))
 
     def _expect_outputs(self, outcome: Outcome, inputs: Inputs) -> None:
         if outcome.changed:

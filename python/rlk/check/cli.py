@@ -15,6 +15,7 @@ from . import report as reports
 from .api import INPUT_MODES, Report, run
 from .candidates import Misuse
 from .contract import ContractError
+from .isolate import run_isolated
 from .result import Result
 from .specs import SPECS
 
@@ -23,13 +24,17 @@ exit code: 0 all passed, 1 something failed, 2 wrong use (said in one line, befo
 
 examples:
   rlk-check --all                                   rlk's own kernels, the whole suite
+  rlk-check --all --device cuda                     the same on the GPU
   rlk-check --candidate mine:kernel --vocab 50257 --hidden 768 --grad
   rlk-check --candidate torch --dtype bf16 --input-mode adversarial
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the checks that the arguments ask for; returns the exit code."""
+def main(arguments: Sequence[str] | None = None, *, isolated: bool = True) -> int:
+    """Runs the checks that the arguments ask for; returns the exit code.
+
+    isolated: in a process of its own, which a candidate may end.
+    """
     given = parser().parse_args(arguments)
     ops = list(SPECS) if given.all and given.op is None else [given.op or "linear_logp"]
     if "" not in sys.path:
@@ -39,10 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"rlk-check: --{name}: {problem}", file=sys.stderr)
             return 2
     try:
-        found = [_run(op, given) for op in ops]
+        found = [_run(op, given, isolated) for op in ops]
     except Misuse as error:
         argument, _, rest = str(error).partition(":")
-        print(f"rlk-check: --{argument.replace('_', '-')}:{rest}", file=sys.stderr)
+        flag = {"options": "option"}.get(argument, argument.replace("_", "-"))
+        print(f"rlk-check: --{flag}:{rest}", file=sys.stderr)
         return 2
     except ContractError as error:
         print(f"rlk-check: {error}", file=sys.stderr)
@@ -91,9 +97,16 @@ def parser() -> Parser:
     add("--constant-value", type=float, help="constant mode: every value (default 0.5)")
     add("--token-value", type=int, help="every target id (default random)")
     add("--seed", type=int, default=0, help="all inputs follow from it (default 0)")
+    add(
+        "--option",
+        action="append",
+        metavar="NAME=VALUE",
+        help="what a case passes besides, as its line names it; all: every set of the suite"
+        " (default with and without a bias)",
+    )
     add("--grad", action="store_true", help="check the gradients too")
     add("--invariance", action="store_true", help="check the transforms T1 to T8 and the rules")
-    add("--all", action="store_true", help="the whole suite instead of one case")
+    add("--all", action="store_true", help="the whole suite instead of one size")
     add("--random", type=int, default=0, metavar="N", help="N random cases")
     add("--contract", type=Path, help="another contract file")
     add("--json", metavar="FILE", help="write the results as JSON (- for standard output)")
@@ -102,7 +115,7 @@ def parser() -> Parser:
     return made
 
 
-def _run(op: str, given: argparse.Namespace) -> Report:
+def _run(op: str, given: argparse.Namespace, isolated: bool) -> Report:
     colour = sys.stdout.isatty()
     silent = given.json == "-"
 
@@ -115,7 +128,20 @@ def _run(op: str, given: argparse.Namespace) -> Report:
         " input_mode constant_value token_value seed grad invariance random contract"
     )
     arguments = {name: getattr(given, name) for name in same.split()}
-    return run(op, suite=given.all, on_result=show, **arguments)
+    arguments |= {"op": op, "suite": given.all, "options": _options(given.option)}
+    return run_isolated(arguments, show) if isolated else run(**arguments, on_result=show)
+
+
+def _options(texts: Sequence[str] | None) -> dict[str, str] | str | None:
+    """--option temperature=row --option bias=none, or --option all."""
+    if texts is None:
+        return None
+    if texts == ["all"]:
+        return "all"
+    for text in texts:
+        if "=" not in text:
+            raise Misuse(f"option: expected NAME=VALUE, or all alone, got {text}")
+    return dict(text.split("=", 1) for text in texts)
 
 
 def _why_not_writable(place: str | None) -> str | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,10 @@ class Framework(ABC):
     def give(self, stored: Stored) -> tuple[Any, Any]:
         """(array, base): a fresh copy of base and the view of it with the same layout."""
 
+    def give_all(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by name, each Stored as an array."""
+        return {n: self.give(v)[0] if isinstance(v, Stored) else v for n, v in arguments.items()}
+
     @abstractmethod
     def bits(self, base: Any) -> np.ndarray:
         """The base's bits, to see whether it was written."""
@@ -46,6 +51,19 @@ class Framework(ABC):
     @abstractmethod
     def take(self, value: Any) -> Stored:
         """A result as a contiguous Stored; raises Failure("dtype") for what is no array."""
+
+    def gpu(self) -> str | None:
+        """The name of the card that arrays lie on."""
+        return None
+
+    def poison_memory(self, sizes: list[int]) -> None:
+        """Writes and frees blocks of these byte sizes: the next allocation of one holds poison.
+
+        Best effort: it makes an unwritten output visible where a candidate allocates its own.
+        """
+        halves = [(size + 1) // 2 for size in sizes for _ in range(4)]
+        blocks = [np.full(count, POISON, np.uint16) for count in halves]
+        del blocks
 
     def poisoned(self, shape: tuple[int, ...], dtype: str) -> Any:
         """An output full of a NaN that no computation makes."""
@@ -98,6 +116,20 @@ class TorchFramework(Framework):
         base = base.to(self.device)
         return torch.as_strided(base, stored.shape, stored.strides, stored.offset), base
 
+    def gpu(self) -> str | None:
+        import torch
+
+        return torch.cuda.get_device_name() if self.device == "cuda" else None
+
+    def poison_memory(self, sizes: list[int]) -> None:
+        if self.device == "cpu":
+            return super().poison_memory(sizes)
+        import torch
+
+        halves = [(size + 1) // 2 for size in sizes for _ in range(4)]
+        blocks = [torch.full((n,), POISON, dtype=torch.int16, device=self.device) for n in halves]
+        del blocks
+
     def bits(self, base: Any) -> np.ndarray:
         return self.take(base).base
 
@@ -120,15 +152,6 @@ def is_poison(stored: Stored) -> np.ndarray:
         return np.zeros(stored.shape, bool)
     halves = raw.reshape(-1, 1).view(np.uint16)
     return np.asarray((halves == POISON).all(axis=1).reshape(stored.shape))
-
-
-def poison_heap(sizes: list[int]) -> None:
-    """Writes and frees blocks of these byte sizes: the next allocation of one holds poison.
-
-    Best effort: it makes an unwritten output visible where a candidate allocates its own.
-    """
-    blocks = [np.full((size + 1) // 2, POISON, np.uint16) for size in sizes for _ in range(4)]
-    del blocks
 
 
 def _layout(stored: Stored) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:

@@ -62,7 +62,12 @@ def to_json(report: Report) -> dict[str, Any]:
         "format": FORMAT,
         "op": report.op,
         "candidate": report.candidate,
-        "device": {"name": report.device, "machine": platform.machine(), "cpu": _cpu()},
+        "device": {
+            "name": report.device,
+            "machine": platform.machine(),
+            "cpu": _cpu(),
+            "gpu": report.gpu,
+        },
         "framework": report.framework,
         "target": report.target,
         "arch_key": report.arch_key,

@@ -42,6 +42,9 @@ def rlk_candidate(
             raise Failure("other_variant", f"expected {variant}, got {explained.variant}")
         return {"name": explained.kernel, "key": explained.key, "variant": explained.variant}
 
+    def set_threads(count: int) -> None:
+        jit.configure(num_threads=count)
+
     made = Candidate(
         "rlk",
         function,
@@ -51,15 +54,22 @@ def rlk_candidate(
         variant=variant,
         describe=describe,
         check_errors=getattr(jit, "check_errors", None),
-        set_threads=lambda count: jit.configure(num_threads=count),
+        set_threads=set_threads if device == "cpu" else None,
         scope=lambda: _configured(jit, variant, target),
     )
     with made.scope():  # a target that rlk does not know is found here
-        runs = jit.settings()["arch"] if device == "cpu" else target
+        runs = _target(spec, made, jit)
     if target not in (None, runs):
         raise Misuse(f"target: expected one of the device {device}, got {target}")
     made.target = runs
     return made
+
+
+def _target(spec: OpSpec, candidate: Candidate, jit: Any) -> str:
+    """What kernels are compiled for, from the name of one; nothing is compiled here."""
+    inputs = spec.build(spec.suite("float32", True, 0)[0])
+    kernel: str = jit.explain(**candidate.framework.give_all(spec.arguments(inputs))).kernel
+    return kernel.rpartition("@")[2]
 
 
 @contextmanager

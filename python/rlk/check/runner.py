@@ -110,15 +110,19 @@ def random_jobs(spec: OpSpec, candidate: Candidate, count: int, seed: int) -> It
 
 
 def run_jobs(
-    session: Session, jobs: Iterable[Job], on_result: Callable[[Result], None]
-) -> list[Result]:
-    """Runs the jobs in order; a candidate's failure is a result, never an exception."""
-    results = []
+    session: Session,
+    jobs: Iterable[Job],
+    on_start: Callable[[Result], None],
+    on_result: Callable[[Result], None],
+) -> None:
+    """Runs the jobs in order; a candidate's failure is a result, never an exception.
+
+    on_start gets what the result is if the candidate ends the process.
+    """
     for job in jobs:
-        result = run_job(session, job)
-        results.append(result)
-        on_result(result)
-    return results
+        name, variant = session.candidate.name, session.candidate.variant
+        on_start(Result(job.case, name, variant, job.name, "failed", "ended"))
+        on_result(run_job(session, job))
 
 
 def run_job(session: Session, job: Job) -> Result:
@@ -145,8 +149,8 @@ def run_job(session: Session, job: Job) -> Result:
     return Result(**head, **status, **found, kernel=kernel, seconds=seconds)
 
 
-def nothing(result: Result) -> None:
-    """The default on_result."""
+def nothing(*_: Any) -> None:
+    """The default on_start and on_result."""
 
 
 def expect_positive(**sizes: int) -> None:

@@ -68,10 +68,15 @@ class OpSpec(ABC):
     kinds: Mapping[str, str]  # input kind -> what it is for
     adversarial: tuple[str, ...]  # kinds of --input-mode adversarial
     forward_only: tuple[str, ...] = ()  # kinds without a defined gradient
-    option_sets: Sequence[Mapping[str, Any]]
+    option_sets: Sequence[Mapping[str, Any]]  # every value of every option is in one of them
+    option_values: Mapping[str, Callable[[str], Any]]  # a value from its text, or ValueError
     transforms: tuple[str, ...]
     adapters: Mapping[str, Adapter]
     torch_reference: Callable[..., Any]  # the op as a PyTorch user writes it: candidate `torch`
+
+    @abstractmethod
+    def plain_options(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        """The option sets of a single case that names none."""
 
     @abstractmethod
     def build(self, case: Case) -> Inputs:

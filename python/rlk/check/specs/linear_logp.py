@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class LinearLogp(OpSpec):
     adversarial = draw.ADVERSARIAL
     forward_only = draw.FORWARD_ONLY
     option_sets = draw.OPTION_SETS
+    option_values = draw.OPTION_VALUES
     transforms = ("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "layout")
     adapters = {
         "by_name": Adapter(lambda function, a: function(**a), frozenset(DEFAULTS)),
@@ -45,6 +46,9 @@ class LinearLogp(OpSpec):
         ),
     }
     torch_reference = staticmethod(lambda **arguments: torch_linear_logp(**arguments))
+
+    def plain_options(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        return ({},) if draw.needs_bias(kind) else ({}, {"bias": "none"})
 
     def build(self, case: Case) -> Inputs:
         return draw.build(case, ROW_INPUTS)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,43 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
     {"ignore_index": 0, "target": "int16"},
     {"bias": "none", "ignore_index": None},
 )
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"expected one of {', '.join(allowed)}, got {text}")
+        return text
+
+    return parse
+
+
+def _temperature(text: str) -> float | str:
+    try:
+        value = text if text == "row" else float(text)
+    except ValueError:
+        value = 0.0
+    if isinstance(value, float) and not 0 < value < np.inf:
+        raise ValueError(f"expected a number above 0 or row, got {text}")
+    return value
+
+
+def _ignore_index(text: str) -> int | None:
+    try:
+        return None if text in ("none", "None") else int(text)
+    except ValueError:
+        raise ValueError(f"expected a whole number or none, got {text}") from None
+
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
+# A value of an option from its text, as a case prints it.
+OPTION_VALUES: Mapping[str, Callable[[str], Any]] = {
+    "bias": _one_of("none", "same", "float32"),
+    "temperature": _temperature,
+    "mask": _one_of("bool", *INTEGERS, "float32", "float16"),
+    "target": _one_of(*INTEGERS),
+    "ignore_index": _ignore_index,
+}
 
 
 def build(case: Case, row_inputs: tuple[str, ...]) -> Inputs:
