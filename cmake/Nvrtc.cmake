@@ -5,6 +5,9 @@ include_guard()
 find_package(Python 3.11 COMPONENTS Interpreter)
 
 function(rlk_find_nvrtc variable wheel version)
+  if(${variable})
+    return()  # given by -D
+  endif()
   set(path "")
   if(Python_Interpreter_FOUND)
     execute_process(COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/cmake/find_nvrtc.py ${wheel}
