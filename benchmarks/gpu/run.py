@@ -132,7 +132,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--device", choices=("cuda",))
     add("--only", metavar="PART,...", help=f"parts to run: {','.join(PARTS)}")
-    add("--quick", action="store_true", help="small sizes and few samples: does all of it run?")
+    add(
+        "--quick",
+        action="store_true",
+        help="small sizes, few samples and peers: does all of it run?",
+    )
     add("--rehearse", action="store_true", help="on the CPU, small sizes: no GPU is needed")
     add("--seconds", type=float, default=300.0, help="no part begins after that (300)")
     add("--out", type=Path, default=harness.ROOT / "benchmarks" / "results", metavar="DIR")

@@ -187,28 +187,31 @@ def _finish(job: Job, rows: list[dict[str, Any]], shape: tuple[int, int, int]) -
     return found
 
 
+def few() -> list[Entry]:
+    return [entry for entry in everybody() if entry.name in (RLK, FP32_SOFTMAX)]
+
+
 def main_shape(job: Job) -> dict[str, Any]:
     return _finish(job, measure_shape(job, MAIN, everybody()), MAIN)
 
 
 def odd_vocab(job: Job) -> dict[str, Any]:
-    return _finish(job, measure_shape(job, ODD, everybody()), ODD)
+    return _finish(job, measure_shape(job, ODD, few() if job.quick else everybody()), ODD)
 
 
 def by_rows(job: Job) -> dict[str, Any]:
     """One weight, few to many rows."""
     rows = []
     for shape in ROWS:
-        rows += measure_shape(job, shape, everybody())
+        rows += measure_shape(job, shape, few() if job.quick else everybody())
     return _finish(job, rows, ROWS[-1])
 
 
 def dtypes(job: Job) -> dict[str, Any]:
     """fp16 and fp32; g is of the same dtype, so in fp32 it has no tensor cores."""
-    entries = [entry for entry in everybody() if entry.name in (RLK, FP32_SOFTMAX)]
     rows = []
     for dtype in OTHER_DTYPES:
-        rows += measure_shape(job, SMALL, entries, dtype=dtype)
+        rows += measure_shape(job, SMALL, few(), dtype=dtype)
     return _finish(job, rows, SMALL)
 
 
