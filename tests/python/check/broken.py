@@ -255,6 +255,8 @@ class GradientOfSumOnly(Reference):
         return np.full_like(g, g[0]) if g.size else g
 
 
+REFERENCE = Reference()  # for MODULE:FUNCTION
+
 # Defect -> the failure kinds that may name it first; the suite must find one of them.
 BROKEN: dict[Callable[[], Reference], set[str]] = {
     LogitsInBf16: {"accuracy"},

@@ -21,7 +21,8 @@ GOOD = rlk.check.specs.linear_logp.torch_linear_logp
 
 
 def outcome(candidate: Any, **options: Any) -> dict[str, str | None]:
-    report = rlk.check.run(candidate=candidate, dtype="fp32", grad=True, **options)
+    given = {"options": {}, "grad": True, **options}
+    report = rlk.check.run(candidate=candidate, dtype="fp32", **given)
     return {result.check: result.failure for result in report.results}
 
 
@@ -185,6 +186,8 @@ def test_the_candidate_cannot_reach_the_oracles_inputs() -> None:
         ({"target": "sm_90a"}, "target"),
         ({"variant": "generic"}, "variant"),
         ({"token_value": 257}, "token_value"),
+        ({"options": "some"}, "options"),
+        ({"options": {"softcap": 30}}, "options"),
         ({"framework": "numpy", "device": "cuda"}, "device"),
     ],
 )

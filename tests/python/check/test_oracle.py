@@ -105,3 +105,11 @@ def test_inputs_follow_from_the_case_alone() -> None:
                 assert value.base.tobytes() == second[name].base.tobytes(), case.text()
     other = SPEC.build(case.but(seed=4))
     assert other["hidden"].base.tobytes() != first["hidden"].base.tobytes()
+
+
+def test_the_specialized_suite_has_few_sizes() -> None:
+    # Each is a compile a pass and dtype: minutes with NVRTC, were there many.
+    cases = [*SPEC.suite("float32", True, 0), *SPEC.invariance_cases("float32", 0)]
+    assert len({tuple(case.sizes.values()) for case in cases}) == 4
+    values = {(name, value) for options in SPEC.option_sets for name, value in options.items()}
+    assert all(name in SPEC.option_values for name, _ in values)
