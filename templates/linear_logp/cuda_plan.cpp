@@ -15,7 +15,10 @@ constexpr Int64 k_strip_bytes = Int64{64} << 20;  // of partials
 class Planner {
  public:
   Planner(Arena& arena, const LinearLogpCall& call, const LinearLogpCudaTile& logits)
-      : arena_(arena), call_(call), logits_(logits) {
+      : arena_(arena),
+        call_(call),
+        logits_(logits),
+        compacts_(call.mask.present() || call.ignore_index) {
     plan_.element_bytes = static_cast<int>(size_bytes(call.hidden.dtype));
     unit_ = 16 / plan_.element_bytes;
     args().vocab = call.weight.shape[0];
@@ -112,7 +115,7 @@ class Planner {
     args().has_ignore_index = call_.ignore_index.has_value();
     args().ignore_index = call_.ignore_index.value_or(0);
     plan_.num_row_copies = plan_.num_copies;
-    if (!call_.mask.present() && !call_.ignore_index) return;
+    if (!compacts_) return;
     args().rows = reinterpret_cast<long long*>(arena_.take<Int64>(args().num_rows + 1));
     args().num_active = args().rows + args().num_rows;
   }
@@ -130,7 +133,7 @@ class Planner {
     const auto leading = static_cast<std::size_t>(hidden.rank - 1);
     const auto stride = flat_stride(hidden.dims().first(leading), hidden.steps().first(leading));
     // The backward's products read hidden's rows as they lie, so there active ones are gathered.
-    const bool gather = call_.pass == jit::Pass::bwd && args().rows != nullptr;
+    const bool gather = call_.pass == jit::Pass::bwd && compacts_;
     if (stride && is_aligned(hidden, *stride) && !gather) {
       args().hidden = hidden.data;
       args().hidden_pitch = *stride;
@@ -191,6 +194,8 @@ class Planner {
   Arena& arena_;
   const LinearLogpCall& call_;
   const LinearLogpCudaTile& logits_;
+  // Whether rows may be inactive. Pointers cannot tell: they are null while bytes are counted.
+  const bool compacts_;
   Int64 unit_ = 8;  // elements in 16 bytes
   CudaPlan plan_;
 };
