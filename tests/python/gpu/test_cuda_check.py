@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checker on the device: rlk's kernels pass, broken ones are named."""
+
+import pytest
+from on_device import CUDA, DEVICE, expected_target, torch
+
+import rlk.check
+from rlk.check.report import line
+from rlk.check.specs.linear_logp import torch_linear_logp
+
+pytestmark = pytest.mark.gpu
+
+
+def check(candidate="rlk", **options):
+    return rlk.check.run(candidate=candidate, device=DEVICE.type, **options)
+
+
+def test_rlk_passes_with_every_option():
+    sizes = {"vocab": 300, "hidden": 40, "seq": 20}  # those of other tests, compiled already
+    report = check(dtype="bf16", options="all", grad=True, **sizes)
+    assert report.ok, "\n".join(line(failure) for failure in report.failures())
+    assert {result.variant for result in report.results} == {"generic", "specialized"}
+    assert report.target == expected_target()
+    assert all(f"@{report.target}" in result.kernel["name"] for result in report.results)
+    gpu = report.to_json()["device"]["gpu"]
+    assert gpu == (torch.cuda.get_device_name() if CUDA else None)
+
+
+def test_hard_inputs_and_transforms():
+    for dtype in ("fp32", "fp16", "bf16"):
+        options = {"dtype": dtype, "variant": "generic", "grad": True}
+        hard = check(input_mode="adversarial", **options)
+        assert hard.ok, "\n".join(line(failure) for failure in hard.failures())
+        small = check(invariance=True, batch=2, seq=40, vocab=400, hidden=40, **options)
+        assert small.ok, "\n".join(line(failure) for failure in small.failures())
+
+
+def test_settings_are_put_back():
+    before = rlk.jit.settings()
+    check(dtype="fp32", variant="generic")
+    assert rlk.jit.settings() == before
+
+
+def test_broken_kernels_are_named():
+    def good(**a):
+        return torch_linear_logp(**a)
+
+    def bias_twice(**a):
+        return torch_linear_logp(**a | {"bias": None if a.get("bias") is None else 2 * a["bias"]})
+
+    def unwritten(out, **a):
+        out.view(-1)[:-1] = torch_linear_logp(**a).view(-1)[:-1]
+        return out
+
+    def fails(**a):
+        raise RuntimeError("no such kernel")
+
+    for kernel, failure in (
+        (good, None),
+        (bias_twice, "accuracy"),
+        (unwritten, "unwritten"),
+        (fails, "raised"),
+    ):
+        report = check(kernel, dtype="fp32", options={})
+        assert [result.failure for result in report.results] == [failure], kernel.__name__
