@@ -56,13 +56,13 @@ void* bind_stream(py::handle object, const TensorArgument& hidden) {
                       text(hidden.tensor.device), why);
   }
   if (object.is_none()) return is_cuda ? reinterpret_cast<void*>(k_default_stream) : nullptr;
-  void* const stream = PyLong_Check(object.ptr()) ? PyLong_AsVoidPtr(object.ptr()) : nullptr;
+  const auto stream = PyLong_Check(object.ptr()) ? PyLong_AsLongLong(object.ptr()) : 0;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
-  if (stream == nullptr) {
+  if (stream <= 0) {
     throw InvalidArgument("linear_logp: stream: expected a CUDA stream as an int or None, got {}",
                           std::string(py::repr(object)));
   }
-  return stream;
+  return reinterpret_cast<void*>(stream);
 }
 
 std::optional<std::int64_t> bind_ignore_index(py::handle object) {
@@ -87,7 +87,10 @@ void bind_temperature(py::handle object, Arguments& into) {
   const bool is_number = PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr());
   // NumPy scalars and 0-d tensors convert to a number as well.
   const py::object rank = is_number ? py::object() : py::getattr(object, "ndim", py::none());
-  if (rank && PyLong_Check(rank.ptr()) && !rank.equal(py::int_(0))) {
+  const bool has_axes = rank && PyLong_Check(rank.ptr()) && !rank.equal(py::int_(0));
+  // A DLPack producer need not tell its rank, nor convert to a number.
+  const bool is_producer = rank && rank.is_none() && py::hasattr(object, "__dlpack__");
+  if (has_axes || is_producer) {
     into.temperature = bind_argument(object, "linear_logp: temperature", into.call);
     into.call.temperature = into.temperature.tensor;
     return;

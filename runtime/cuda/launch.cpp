@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 namespace rlk::runtime::cuda {
 namespace {
 
@@ -61,12 +63,18 @@ void LoadedEntry::launch(DeviceOrdinal device, Stream stream, const LaunchDims& 
     }
     prepare(device);
   }
+  // The driver puts off parts of a load until the first launch, so that one is as a load is.
+  std::optional<RelaxedCapture> relaxed;
+  auto& launched = launched_[static_cast<std::size_t>(device)];
+  if (!launched.load(std::memory_order_relaxed)) relaxed.emplace(driver_);
   // The driver takes a CUkernel in a CUfunction's place and finds the current context's function;
   // a CUfunction of our own would be stale after a reset of the device.
   const Result code = driver_.table().launch_kernel(
       reinterpret_cast<Function>(kernel_), dims.grid.x, dims.grid.y, dims.grid.z, dims.block.x,
       dims.block.y, dims.block.z, dims.shared_bytes, stream, arguments, nullptr);
-  if (code != result::success) {
+  if (code == result::success) {
+    if (relaxed) launched.store(true, std::memory_order_relaxed);
+  } else {
     driver_.fail(code, "cuLaunchKernel",
                  fmt::format("{} of {}x{}x{} blocks of {}x{}x{} threads, {} bytes dynamic shared",
                              name_, dims.grid.x, dims.grid.y, dims.grid.z, dims.block.x,

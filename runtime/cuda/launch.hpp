@@ -45,7 +45,7 @@ class LoadedEntry {
   Driver& driver_;
   Kernel kernel_;
   std::string name_;
-  std::array<std::atomic<bool>, k_max_devices> prepared_{};
+  std::array<std::atomic<bool>, k_max_devices> prepared_{}, launched_{};
 };
 
 // Whether a graph is being captured from this stream, or from another in a way that forbids any

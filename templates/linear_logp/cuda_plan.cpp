@@ -10,7 +10,7 @@
 namespace rlk {
 namespace {
 
-constexpr Int64 k_strip_bytes = Int64{64} << 20;  // of partials
+constexpr Int64 k_strip_bytes = Int64{64} << 20;  // of partials, at most
 
 class Planner {
  public:
@@ -26,7 +26,7 @@ class Planner {
     args().num_rows = call.target.num_elements();
   }
 
-  CudaPlan forward() {
+  CudaPlan forward(Int64 workspace_bytes) {
     rows();
     operands();
     args().logp = floats(call_.log_prob);
@@ -34,7 +34,8 @@ class Planner {
     args().row_log_sum = floats(call_.row_log_sum);
     if (args().num_rows == 0) return plan_;
     const Int64 leaves = ceil_div(args().vocab, kLinearLogpLeaf);
-    const Int64 most = k_strip_bytes / (leaves * 8) / logits_.rows * logits_.rows;
+    const Int64 strip_bytes = std::min(k_strip_bytes, workspace_bytes);
+    const Int64 most = strip_bytes / (leaves * 8) / logits_.rows * logits_.rows;
     const Int64 strip =
         std::min(std::max<Int64>(logits_.rows, most), round_up(args().num_rows, logits_.rows));
     args().strip_rows = strip;
@@ -205,7 +206,7 @@ class Planner {
 CudaPlan plan_linear_logp_cuda(Arena& arena, const LinearLogpCall& call,
                                const LinearLogpCudaTile& logits, Int64 workspace_bytes) {
   Planner planner(arena, call, logits);
-  if (call.pass == jit::Pass::fwd) return planner.forward();
+  if (call.pass == jit::Pass::fwd) return planner.forward(workspace_bytes);
   return planner.backward(workspace_bytes);
 }
 

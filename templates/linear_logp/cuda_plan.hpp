@@ -73,7 +73,7 @@ struct CudaPlan {
 };
 
 // Everything but error, op and what changes from launch to launch. `workspace_bytes` bounds the
-// wave of a backward; the copies that strides ask for come on top.
+// strip of a forward and the wave of a backward; the copies that strides ask for come on top.
 CudaPlan plan_linear_logp_cuda(Arena& arena, const LinearLogpCall& call,
                                const LinearLogpCudaTile& logits, Int64 workspace_bytes);
 
