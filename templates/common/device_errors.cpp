@@ -13,25 +13,30 @@ namespace {
 
 using namespace runtime::cuda;
 
-std::array<std::atomic<DeviceError*>, k_max_devices> words{};
+struct Word {
+  std::atomic<DeviceError*> error{nullptr};
+  Driver* driver = nullptr;  // set before error
+};
+std::array<Word, k_max_devices> words;
 
 }  // namespace
 
 DeviceError& device_error(Driver& driver, int device) {
-  auto& slot = words.at(static_cast<std::size_t>(device));
-  if (DeviceError* word = slot.load(std::memory_order_acquire)) return *word;
+  Word& word = words.at(static_cast<std::size_t>(device));
+  if (DeviceError* error = word.error.load(std::memory_order_acquire)) return *error;
   static std::mutex making;
   const std::lock_guard lock(making);
-  if (DeviceError* word = slot.load(std::memory_order_relaxed)) return *word;
+  if (DeviceError* error = word.error.load(std::memory_order_relaxed)) return *error;
   const DeviceGuard guard(driver, device);
   const RelaxedCapture relaxed(driver);
   constexpr unsigned k_portable_and_mapped = 1 | 2;
   void* memory = nullptr;
   driver.check(driver.table().mem_host_alloc(&memory, sizeof(DeviceError), k_portable_and_mapped),
                "cuMemHostAlloc");
-  auto* word = new (memory) DeviceError{};
-  slot.store(word, std::memory_order_release);
-  return *word;
+  auto* error = new (memory) DeviceError{};
+  word.driver = &driver;
+  word.error.store(error, std::memory_order_release);
+  return *error;
 }
 
 void raise_device_error(DeviceError& error) {
@@ -47,14 +52,14 @@ void raise_device_error(DeviceError& error) {
 void check_device_errors(std::optional<int> device) {
   for (int i = 0; i < k_max_devices; ++i) {
     if (device && *device != i) continue;
-    DeviceError* word = words[static_cast<std::size_t>(i)].load(std::memory_order_acquire);
-    if (word == nullptr) continue;
-    Driver& driver = Driver::instance();
+    const Word& word = words[static_cast<std::size_t>(i)];
+    DeviceError* error = word.error.load(std::memory_order_acquire);
+    if (error == nullptr) continue;
     {
-      const DeviceGuard guard(driver, i);
-      driver.check(driver.table().ctx_synchronize(), "cuCtxSynchronize");
+      const DeviceGuard guard(*word.driver, i);
+      word.driver->check(word.driver->table().ctx_synchronize(), "cuCtxSynchronize");
     }
-    raise_device_error(*word);
+    raise_device_error(*error);
   }
 }
 

@@ -82,6 +82,11 @@ int group_of_logits(const LinearLogpCudaTile& tile, Int64 row_bytes) {
   return static_cast<int>(std::max<Int64>(1, (Int64{16} << 20) / (tile.rows * row_bytes)));
 }
 
+bool writes_nothing(const LinearLogpCall& call) {
+  if (call.pass == jit::Pass::fwd) return call.target.num_elements() == 0;
+  return !call.grad_hidden.present() && !call.grad_weight.present() && !call.grad_bias.present();
+}
+
 void launch_fwd(Queue& queue, CudaPlan& plan, const LinearLogpCudaTile& tile) {
   auto& args = plan.args;
   queue.pack(k_fwd_pack, plan.row_copies());
@@ -153,10 +158,7 @@ void launch_linear_logp_cuda(const LoadedKernel& kernel, const LinearLogpCall& c
   DeviceError& error = templates::device_error(driver, call.device.index);
   templates::raise_device_error(error);
   if (settings.validate_sync) validate_linear_logp_cuda(driver, call);
-  if (call.pass == jit::Pass::bwd && !call.grad_hidden.present() && !call.grad_weight.present() &&
-      !call.grad_bias.present()) {
-    return;
-  }
+  if (writes_nothing(call)) return;
   const int x = cuda_type(call.hidden.dtype);
   const int limit = shared_limit_bytes(kernel.target);
   const LinearLogpCudaTile logits = linear_logp_cuda_logits_tile(x, limit);
