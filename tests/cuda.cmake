@@ -13,9 +13,12 @@ target_compile_definitions(fake_cuda_11 PRIVATE RLK_FAKE_OLDER_THAN_12)
 foreach(library fake_cuda fake_cuda_11)
   target_compile_definitions(${library} PRIVATE RLK_FAKE_CUDA="")
 endforeach()
-add_dependencies(runtime_cuda_test fake_cuda fake_cuda_11)
-target_compile_definitions(runtime_cuda_test PRIVATE
-  RLK_FAKE_CUDA="$<TARGET_FILE:fake_cuda>" RLK_FAKE_CUDA_11="$<TARGET_FILE:fake_cuda_11>")
+foreach(test runtime_cuda_test jit_test templates_test templates_linear_logp_test cli_test)
+  add_dependencies(${test} fake_cuda fake_cuda_11)
+  target_compile_definitions(${test} PRIVATE
+    RLK_FAKE_CUDA="$<TARGET_FILE:fake_cuda>" RLK_FAKE_CUDA_11="$<TARGET_FILE:fake_cuda_11>")
+endforeach()
+target_sources(templates_linear_logp_test PRIVATE templates/linear_logp/launch_cuda_fixture.cpp)
 
 rlk_fake_library(fake_nvrtc fake_nvrtc libnvrtc.so.12 jit/nvrtc/fake_nvrtc.cpp)
 target_compile_definitions(fake_nvrtc PRIVATE RLK_FAKE_NVRTC="")

@@ -74,6 +74,31 @@ int attribute_of(DeviceAttribute attribute, DeviceOrdinal device) {
   return -1;
 }
 
+// The newest PTX that a driver knows: 8.8 as 88.
+int newest_ptx(int driver) {
+  constexpr std::pair<int, int> known[] = {{13000, 90}, {12090, 88}, {12080, 87}, {12070, 86},
+                                           {12050, 85}, {12040, 84}, {12030, 83}, {12020, 82},
+                                           {12010, 81}, {12000, 80}};
+  for (const auto& [since, ptx] : known) {
+    if (driver >= since) return ptx;
+  }
+  return 0;
+}
+
+// Why a driver of this version refuses code of this text.
+Result refusal(const std::string& code) {
+  int major = 0, minor = 0;
+  const auto version = code.find(".version ");
+  if (version != code.npos &&
+      std::sscanf(code.c_str() + version, ".version %d.%d", &major, &minor) == 2 &&
+      major * 10 + minor > newest_ptx(fake().version)) {
+    return result::unsupported_ptx_version;
+  }
+  const bool is_blackwell =
+      code.find(".target sm_100") != code.npos || code.find(".target sm_120") != code.npos;
+  return is_blackwell && fake().version < 12080 ? result::no_binary_for_gpu : result::success;
+}
+
 // --- The functions, named as in the table
 // ---------------------------------------------------------
 
@@ -87,6 +112,7 @@ Result get_error_name(Result code, const char** text) {
           : code == 3   ? "CUDA_ERROR_NOT_INITIALIZED"
           : code == 100 ? "CUDA_ERROR_NO_DEVICE"
           : code == 200 ? "CUDA_ERROR_INVALID_IMAGE"
+          : code == 209 ? "CUDA_ERROR_NO_BINARY_FOR_GPU"
           : code == 222 ? "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
           : code == 900 ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
                         : nullptr;
@@ -136,10 +162,12 @@ Result library_load_data(Library* library, const void* code, JitOption* options,
     if (options[i] != JitOption::error_log) continue;
     std::strcpy(static_cast<char*>(values[i]), fake().load_log.c_str());
   }
-  return answer("cuLibraryLoadData", [&] {
-    *library = new LibraryTag{static_cast<const char*>(code), {}};
-    ++fake().num_loaded;
-  });
+  if (const Result failure = record("cuLibraryLoadData")) return failure;
+  const std::string text = static_cast<const char*>(code);
+  if (const Result refused = refusal(text)) return refused;
+  *library = new LibraryTag{text, {}};
+  ++fake().num_loaded;
+  return result::success;
 }
 Result library_unload(Library library) {
   return answer("cuLibraryUnload", [&] {
@@ -175,8 +203,18 @@ Result launch_kernel(Function function, unsigned grid_x, unsigned, unsigned, uns
                      unsigned, unsigned, unsigned shared_bytes, Stream stream, void** arguments,
                      void**) {
   return answer("cuLaunchKernel", [&] {
-    fake().launches.push_back({reinterpret_cast<Kernel>(function)->name, current_device(), grid_x,
-                               block_x, shared_bytes, stream, arguments});
+    FakeCuda::Launch launch{reinterpret_cast<Kernel>(function)->name,
+                            current_device(),
+                            grid_x,
+                            block_x,
+                            shared_bytes,
+                            stream,
+                            arguments};
+    if (fake().argument_bytes) {
+      const auto* first = static_cast<const std::byte*>(arguments[0]);
+      launch.first_argument.assign(first, first + fake().argument_bytes(launch.kernel));
+    }
+    fake().launches.push_back(std::move(launch));
   });
 }
 Result stream_is_capturing(Stream, CaptureStatus* status) {
@@ -193,7 +231,10 @@ Result mem_alloc(std::uint64_t* address, std::size_t bytes) {
 Result mem_free(std::uint64_t address) {
   return answer("cuMemFree", [&] { std::free(reinterpret_cast<void*>(address)); });
 }
-Result ctx_synchronize() { return record("cuCtxSynchronize"); }
+Result ctx_synchronize() {
+  if (contexts.empty()) return 201;  // CUDA_ERROR_INVALID_CONTEXT
+  return answer("cuCtxSynchronize", [] { fake().synchronized.push_back(current_device()); });
+}
 Result mem_alloc_async(std::uint64_t* address, std::size_t bytes, Stream) {
   return answer("cuMemAllocAsync",
                 [&] { *address = reinterpret_cast<std::uint64_t>(std::malloc(bytes)); });
@@ -201,9 +242,12 @@ Result mem_alloc_async(std::uint64_t* address, std::size_t bytes, Stream) {
 Result mem_free_async(std::uint64_t address, Stream) {
   return answer("cuMemFreeAsync", [&] { std::free(reinterpret_cast<void*>(address)); });
 }
-Result memset_d8_async(std::uint64_t address, unsigned char value, std::size_t bytes, Stream) {
-  return answer("cuMemsetD8Async",
-                [&] { std::memset(reinterpret_cast<void*>(address), value, bytes); });
+Result memset_d8_async(std::uint64_t address, unsigned char value, std::size_t bytes,
+                       Stream stream) {
+  return answer("cuMemsetD8Async", [&] {
+    fake().memsets.push_back({address, value, bytes, stream});
+    if (fake().fills_memory) std::memset(reinterpret_cast<void*>(address), value, bytes);
+  });
 }
 Result event_create(Event* event, unsigned) {
   return answer("cuEventCreate", [&] { *event = nullptr; });

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A libcuda.so.1 without a GPU: records what is asked of it and fails when told to.
+// A libcuda.so.1 without a GPU: records what is asked of it and fails when told to. Like the real
+// one it takes no PTX (".version 8.8") newer than itself, and no ".target sm_100" or "sm_120"
+// before CUDA 12.8.
 #pragma once
 
 #include "runtime/cuda/driver_api.hpp"
 
 #include <dlfcn.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -19,7 +24,14 @@ struct FakeCuda {
     int device = -1;  // of the context that was current
     unsigned grid_x = 0, block_x = 0, shared_bytes = 0;
     runtime::cuda::Stream stream = nullptr;
-    void** arguments = nullptr;
+    void** arguments = nullptr;               // gone after the launch
+    std::vector<std::byte> first_argument{};  // as far as argument_bytes said
+  };
+  struct Memset {
+    std::uint64_t address = 0;
+    unsigned char value = 0;
+    std::size_t bytes = 0;
+    runtime::cuda::Stream stream = nullptr;
   };
   struct Attribute {
     std::string kernel;
@@ -36,10 +48,15 @@ struct FakeCuda {
   std::string load_log;
   runtime::cuda::CaptureStatus capture{};
   int static_shared_bytes = 1024;
+  bool fills_memory = true;  // false: a memset is only noted, its address means nothing
+  // Bytes of a kernel's first argument to keep.
+  std::function<std::size_t(const std::string& kernel)> argument_bytes;
 
   std::map<std::string, int> num_calls;
   std::vector<std::string> order;  // of calls
   std::vector<Launch> launches;
+  std::vector<Memset> memsets;
+  std::vector<int> synchronized;  // devices
   std::vector<Attribute> attributes;
   std::vector<runtime::cuda::CaptureMode> load_modes;  // in force at loads and preparations
   std::vector<std::string> asked;                      // of cuGetProcAddress

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Makes calls without memory, runs them and reads the fake driver's notes.
+#include "tests/templates/linear_logp/launch_cuda_fixture.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace rlk::test {
+
+LinearLogpCall LaunchCudaTest::make(const CudaCase& wanted) {
+  LinearLogpCall call;
+  call.op = &templates::linear_logp_op;
+  call.pass = wanted.pass;
+  call.device = {Device::Kind::cuda, k_device};
+  call.stream = k_stream;
+  call.workspace = &workspace_;
+  const DType dtype = wanted.dtype;
+  call.hidden = tensor(dtype, {wanted.rows, wanted.dim});
+  call.weight = tensor(dtype, {wanted.vocab, wanted.dim});
+  call.target = tensor(DType::i64, {wanted.rows});
+  if (wanted.has_bias) call.bias = tensor(dtype, {wanted.vocab});
+  if (wanted.has_temperature) call.temperature = tensor(DType::f32, {wanted.rows});
+  if (wanted.has_mask) call.mask = tensor(DType::boolean, {wanted.rows});
+  call.ignore_index = wanted.ignore_index;
+  call.row_max = tensor(DType::f32, {wanted.rows});
+  call.row_log_sum = tensor(DType::f32, {wanted.rows});
+  if (wanted.pass == jit::Pass::fwd) {
+    call.log_prob = tensor(DType::f32, {wanted.rows});
+    return call;
+  }
+  call.grad_output = tensor(DType::f32, {wanted.rows});
+  if (wanted.needs_hidden) call.grad_hidden = tensor(dtype, {wanted.rows, wanted.dim});
+  if (wanted.needs_weight) call.grad_weight = tensor(dtype, {wanted.vocab, wanted.dim});
+  if (wanted.needs_bias) call.grad_bias = tensor(dtype, {wanted.vocab});
+  return call;
+}
+
+void LaunchCudaTest::run(const LinearLogpCall& call, const CudaCase& wanted) {
+  const auto entries = linear_logp_cuda_entries(wanted.pass);
+  std::string code;
+  for (const char* entry : entries) code += std::string(".entry ") + entry + "( ";
+  LoadedKernel kernel = load(code, {entries.begin(), entries.end()});
+  kernel.target = wanted.target;
+  launch_linear_logp_cuda(kernel, call, {Int64{wanted.budget_mib} << 20, wanted.validate_sync});
+}
+
+std::vector<CudaStep> LaunchCudaTest::run(const CudaCase& wanted) {
+  fake_.launches.clear();
+  fake_.memsets.clear();
+  workspace_.requests.clear();
+  run(make(wanted), wanted);
+  return steps();
+}
+
+std::vector<CudaStep> LaunchCudaTest::steps() const {
+  std::vector<CudaStep> all;
+  for (const FakeCuda::Launch& launch : fake_.launches) {
+    CudaStep& step = all.emplace_back();
+    step.name = launch.kernel.substr(std::strlen("rlk_linear_logp_fwd_"));
+    step.blocks = launch.grid_x;
+    step.threads = launch.block_x;
+    step.shared_bytes = launch.shared_bytes;
+    step.device = launch.device;
+    step.stream = launch.stream;
+    void* const to = step.name == "pack" ? static_cast<void*>(&step.copy) : &step.args;
+    std::memcpy(to, launch.first_argument.data(), launch.first_argument.size());
+  }
+  return all;
+}
+
+std::string LaunchCudaTest::names() const {
+  std::string all;
+  for (const CudaStep& step : steps()) all += (all.empty() ? "" : " ") + step.name;
+  return all;
+}
+
+namespace {
+
+struct Array {
+  std::string name;
+  std::uintptr_t begin;
+  Int64 bytes;
+};
+
+std::vector<Array> arrays_of(const std::vector<CudaStep>& steps, int element_bytes) {
+  std::vector<Array> arrays;
+  const auto add = [&](const char* name, const void* data, Int64 bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(data);
+    if (begin == 0 || bytes == 0) return;
+    const Array array{name, begin, bytes};
+    const auto same = std::ranges::find(arrays, begin, &Array::begin);
+    if (same == arrays.end()) {
+      arrays.push_back(array);
+    } else {
+      EXPECT_TRUE(same->name == array.name && same->bytes == bytes) << name;
+    }
+  };
+  for (const CudaStep& step : steps) {
+    if (step.name == "pack") {
+      add("copy", step.copy.to, step.copy.num_rows * step.copy.pitch * step.copy.element_bytes);
+      continue;
+    }
+    const LinearLogpCudaArgs& args = step.args;
+    const Int64 rows = std::max<Int64>(args.num_rows, 1);
+    const Int64 leaves = ceil_div(args.vocab, kLinearLogpLeaf);
+    add("rows", args.rows, (args.num_rows + 1) * 8);
+    EXPECT_EQ(args.num_active, args.rows == nullptr ? nullptr : args.rows + args.num_rows);
+    add("partial_max", args.partial_max, leaves * args.strip_rows * 4);
+    add("partial_sum", args.partial_sum, leaves * args.strip_rows * 4);
+    add("target_logit", args.target_logit, args.strip_rows * 4);
+    add("row_grad", args.row_grad, rows * 4);
+    add("row_shift", args.row_shift, rows * 4);
+    add("call_shift", args.call_shift, 4);
+    add("grad_logits", args.grad_logits, rows * args.wave_pitch * element_bytes);
+    add("grad_hidden_sum", args.grad_hidden_sum, rows * args.hidden_sum_pitch * 4);
+    if (args.hidden_shifted != args.hidden) {
+      add("hidden_shifted", args.hidden_shifted, rows * args.hidden_shifted_pitch * element_bytes);
+    }
+  }
+  return arrays;
+}
+
+}  // namespace
+
+void expect_sound_workspace(const std::vector<CudaStep>& steps, const FakeWorkspace& workspace,
+                            DType dtype) {
+  ASSERT_EQ(workspace.requests.size(), 1u);
+  std::vector<Array> arrays = arrays_of(steps, static_cast<int>(size_bytes(dtype)));
+  std::ranges::sort(arrays, {}, &Array::begin);
+  std::uintptr_t end = FakeWorkspace::k_address;
+  for (const Array& array : arrays) {
+    EXPECT_EQ(array.begin, end) << array.name;
+    end = array.begin + static_cast<std::uintptr_t>(round_up(array.bytes, 256));
+  }
+  EXPECT_EQ(end, FakeWorkspace::k_address + workspace.requests[0]);
+}
+
+}  // namespace rlk::test

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward's steps: order, grids, strips, copies and workspace.
+#include "tests/templates/linear_logp/launch_cuda_fixture.hpp"
+
+namespace rlk::test {
+namespace {
+
+using LaunchCudaForwardTest = LaunchCudaTest;
+
+TEST_F(LaunchCudaForwardTest, AlignedOperandsAreReadInPlace) {
+  const CudaCase wanted;
+  const LinearLogpCall call = make(wanted);
+  run(call, wanted);
+  ASSERT_EQ(names(), "main merge");
+  const auto all = steps();
+  for (const CudaStep& step : all) {
+    EXPECT_EQ(step.device, k_device);
+    EXPECT_EQ(step.stream, k_stream);
+    const LinearLogpCudaArgs& args = step.args;
+    EXPECT_EQ(args.vocab, 1000);
+    EXPECT_EQ(args.dim, 64);
+    EXPECT_EQ(args.num_rows, 1000);
+    EXPECT_EQ(args.rows, nullptr);
+    EXPECT_EQ(args.num_active, nullptr);
+    EXPECT_EQ(args.hidden, call.hidden.data);
+    EXPECT_EQ(args.hidden_pitch, 64);
+    EXPECT_EQ(args.hidden_packed, 0);
+    EXPECT_EQ(args.weight, call.weight.data);
+    EXPECT_EQ(args.weight_pitch, 64);
+    EXPECT_EQ(args.target.data, call.target.data);
+    EXPECT_EQ(args.target.stride, 1);
+    EXPECT_EQ(args.target.type, 16 + 8);
+    EXPECT_EQ(args.bias.data, nullptr);
+    EXPECT_EQ(args.temperature.data, nullptr);
+    EXPECT_EQ(args.inverse_temperature, 1.0f);
+    EXPECT_EQ(args.mask.data, nullptr);
+    EXPECT_EQ(args.has_ignore_index, 0);
+    EXPECT_EQ(args.logp, call.log_prob.data);
+    EXPECT_EQ(args.row_max, call.row_max.data);
+    EXPECT_EQ(args.row_log_sum, call.row_log_sum.data);
+    EXPECT_NE(args.error, nullptr);
+    EXPECT_STREQ(args.op, "linear_logp");
+    EXPECT_GE(args.group_tiles, 1);
+  }
+  // 4 tiles of 256 rows by 6 leaves; a block of merge takes 32 rows.
+  EXPECT_EQ(all[0].blocks, 4u * 6);
+  EXPECT_EQ(all[0].threads, 256u);
+  EXPECT_EQ(all[0].shared_bytes, (256u + 192) * 64 * 3 * 2);
+  EXPECT_EQ(all[1].blocks, 1024u / 32);
+  EXPECT_EQ(all[1].threads, 512u);
+  EXPECT_EQ(all[1].shared_bytes, 0u);
+  expect_sound_workspace(all, workspace_, DType::bf16);
+  EXPECT_TRUE(fake_.memsets.empty());
+  // Nothing waits and nothing is read back.
+  for (const char* call_name : {"cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyDtoH",
+                                "cuMemAlloc", "cuMemAllocAsync"}) {
+    EXPECT_EQ(fake_.num_calls[call_name], 0) << call_name;
+  }
+}
+
+TEST_F(LaunchCudaForwardTest, OptionsReachTheKernels) {
+  CudaCase wanted{.has_mask = true, .has_bias = true, .has_temperature = true, .ignore_index = 7};
+  LinearLogpCall call = make(wanted);
+  call.bias = view(tensor(DType::f32, {1000}), {0});
+  call.temperature = view(tensor(DType::bf16, {1000}), {3});
+  call.target.dtype = DType::u16;
+  run(call, wanted);
+  ASSERT_EQ(names(), "rows main merge");
+  const LinearLogpCudaArgs args = steps()[1].args;
+  EXPECT_EQ(args.bias.data, call.bias.data);
+  EXPECT_EQ(args.bias.stride, 0);
+  EXPECT_EQ(args.bias.type, 1);
+  EXPECT_EQ(args.temperature.data, call.temperature.data);
+  EXPECT_EQ(args.temperature.stride, 3);
+  EXPECT_EQ(args.temperature.type, 2);
+  EXPECT_EQ(args.mask.data, call.mask.data);
+  EXPECT_EQ(args.mask.type, 32 + 1);
+  EXPECT_EQ(args.target.type, 32 + 2);
+  EXPECT_EQ(args.has_ignore_index, 1);
+  EXPECT_EQ(args.ignore_index, 7);
+  call.temperature = {};
+  call.temperature_value = 0.3;
+  fake_.launches.clear();
+  run(call, wanted);
+  EXPECT_EQ(steps()[1].args.inverse_temperature, 1.0f / static_cast<float>(0.3));
+}
+
+// Without mask and ignore_index nothing is compacted.
+TEST_F(LaunchCudaForwardTest, RowsAreListedOnlyWhereSomeMayBeInactive) {
+  EXPECT_EQ(run({}).size(), 2u);
+  for (const CudaCase& wanted : {CudaCase{.ignore_index = -100}, CudaCase{.has_mask = true},
+                                 CudaCase{.rows = 1024, .has_mask = true, .ignore_index = 0}}) {
+    const auto all = run(wanted);
+    ASSERT_EQ(names(), "rows main merge");
+    EXPECT_EQ(all[0].blocks, 1u);
+    EXPECT_EQ(all[0].threads, 1024u);
+    EXPECT_EQ(all[0].shared_bytes, 0u);
+    // The loop gathers through the list, hidden stays where it is.
+    EXPECT_EQ(all[1].args.hidden_packed, 0);
+    EXPECT_NE(all[1].args.rows, nullptr);
+    expect_sound_workspace(all, workspace_, DType::bf16);
+    EXPECT_TRUE(fake_.memsets.empty());
+  }
+}
+
+TEST_F(LaunchCudaForwardTest, RowMaxAndLogSumMayBeAbsent) {
+  const CudaCase wanted;
+  LinearLogpCall call = make(wanted);
+  call.row_max = call.row_log_sum = {};
+  run(call, wanted);
+  EXPECT_EQ(steps()[1].args.row_max, nullptr);
+  EXPECT_EQ(steps()[1].args.row_log_sum, nullptr);
+}
+
+TEST_F(LaunchCudaForwardTest, EveryTargetAndTypeKeepsToItsSharedMemory) {
+  for (const Target target : cuda_targets()) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      const auto all = run(CudaCase{.dtype = dtype, .target = target});
+      const int most = linear_logp_cuda_shared_bytes(cuda_type(dtype), target, jit::Pass::fwd);
+      EXPECT_EQ(static_cast<int>(all[0].shared_bytes), most) << name(target);
+      EXPECT_LE(most, shared_limit_bytes(target)) << name(target);
+      const unsigned tile_rows = dtype == DType::f32 ? 64 : 256;
+      EXPECT_EQ(all[0].blocks, ceil_div(1000, tile_rows) * 6);
+      expect_sound_workspace(all, workspace_, dtype);
+    }
+  }
+}
+
+// Each strip takes the rows after the one before it, until all are taken.
+void expect_strips(const std::vector<CudaStep>& all, const CudaCase& wanted, Int64 tile_rows) {
+  ASSERT_EQ(all.size() % 2, 0u);
+  const Int64 leaves = ceil_div(wanted.vocab, kLinearLogpLeaf);
+  Int64 next = 0;
+  for (std::size_t i = 0; i < all.size(); i += 2) {
+    const LinearLogpCudaArgs& args = all[i].args;
+    EXPECT_EQ(all[i].name, "main");
+    EXPECT_EQ(all[i + 1].name, "merge");
+    ASSERT_EQ(args.first_row, next);
+    ASSERT_GT(args.strip_rows, 0);
+    ASSERT_EQ(args.strip_rows % tile_rows, 0);
+    EXPECT_EQ(all[i + 1].args.first_row, next);
+    EXPECT_EQ(all[i + 1].args.strip_rows, args.strip_rows);
+    // Compared in 64 bits: a grid that overflowed its 32 would differ.
+    ASSERT_EQ(Int64{all[i].blocks}, args.strip_rows / tile_rows * leaves);
+    ASSERT_LT(Int64{all[i].blocks}, Int64{1} << 31);
+    ASSERT_EQ(Int64{all[i + 1].blocks}, args.strip_rows / 32);
+    if (args.strip_rows > tile_rows) {
+      EXPECT_LE(args.strip_rows * leaves * 8, Int64{64} << 20);
+    }
+    next += args.strip_rows;
+  }
+  EXPECT_GE(next, wanted.rows);
+  EXPECT_LT(next - all.back().args.strip_rows, wanted.rows);
+}
+
+TEST_F(LaunchCudaForwardTest, RowsGoInStrips) {
+  for (const CudaCase& wanted :
+       {CudaCase{.rows = 262144, .vocab = 250000, .dim = 4096},
+        CudaCase{.rows = 262144, .vocab = 128256, .dim = 8192},
+        CudaCase{.rows = 4096, .vocab = 131072, .dim = 2048},
+        CudaCase{.rows = 6400, .vocab = 250000}, CudaCase{.rows = 6401, .vocab = 250000},
+        CudaCase{.rows = 257, .vocab = 20'000'000, .dim = 8},
+        CudaCase{.rows = 1'000'000, .vocab = 1, .dim = 8}, CudaCase{.rows = 1}}) {
+    for (const DType dtype : {DType::bf16, DType::f32}) {
+      CudaCase typed = wanted;
+      typed.dtype = dtype;
+      const auto all = run(typed);
+      SCOPED_TRACE(testing::Message() << wanted.rows << " x " << wanted.vocab);
+      expect_strips(all, typed, dtype == DType::f32 ? 64 : 256);
+      expect_sound_workspace(all, workspace_, dtype);
+    }
+  }
+}
+
+TEST_F(LaunchCudaForwardTest, SmallestSizes) {
+  for (const Int64 vocab : {1, 2, 192, 193}) {
+    for (const Int64 dim : {1, 7, 8, 9}) {
+      const auto all = run({.rows = 1, .vocab = vocab, .dim = dim, .ignore_index = -100});
+      EXPECT_EQ(names(), dim == 8 ? "rows main merge" : "rows pack pack main merge");
+      const CudaStep& main = all[all.size() - 2];
+      EXPECT_EQ(main.blocks, vocab > 192 ? 2u : 1u);
+      EXPECT_EQ(main.args.hidden_pitch, dim == 8 ? 0 : round_up(dim, 8)) << "one row has no stride";
+      expect_sound_workspace(all, workspace_, DType::bf16);
+    }
+  }
+}
+
+TEST_F(LaunchCudaForwardTest, NoRowsIsNoLaunch) {
+  EXPECT_TRUE(run({.rows = 0}).empty());
+  EXPECT_TRUE(run({.rows = 0, .dim = 7, .has_mask = true, .ignore_index = -100}).empty());
+  EXPECT_TRUE(workspace_.requests.empty());
+}
+
+TEST_F(LaunchCudaForwardTest, AWorkspaceThatFailsLaunchesNothing) {
+  workspace_.fails = true;
+  EXPECT_THROW(run(CudaCase{}), DriverError);
+  EXPECT_TRUE(fake_.launches.empty());
+  EXPECT_TRUE(fake_.contexts()->empty());
+}
+
+TEST_F(LaunchCudaForwardTest, ARefusedStepNamesItsEntryAndEndsTheCall) {
+  fake_.fail_call = "cuLaunchKernel";
+  fake_.fail_at = 2;
+  fake_.fail_code = runtime::cuda::result::invalid_value;
+  const auto text = what<DriverError>([&] { run(CudaCase{.ignore_index = -100}); });
+  EXPECT_NE(text.find("rlk_linear_logp_fwd_main of 24x1x1 blocks"), text.npos) << text;
+  EXPECT_EQ(names(), "rows");
+}
+
+// What an earlier call's kernels found is raised once, in place of the next call.
+TEST_F(LaunchCudaForwardTest, AnEarlierCallsErrorIsRaisedOnce) {
+  DeviceError& error = *run({})[0].args.error;
+  error.row = 3;
+  error.id = 99;
+  error.num_ids = 7;
+  error.op = "linear_logp";
+  error.state = DeviceError::kBeingWritten;
+  EXPECT_EQ(run({}).size(), 2u) << "another word, still being written, is left for later";
+  error.state = DeviceError::kIdOutOfRange;
+  for (const auto pass : {jit::Pass::bwd, jit::Pass::fwd}) {
+    error.state = DeviceError::kIdOutOfRange;
+    EXPECT_EQ(what<InvalidArgument>([&] { run(CudaCase{.pass = pass}); }),
+              "linear_logp: target: expected ids in [0, 7), got 99 in row 3");
+    EXPECT_TRUE(fake_.launches.empty());
+    EXPECT_EQ(run({}).size(), 2u);
+  }
+}
+
+}  // namespace
+}  // namespace rlk::test
