@@ -21,6 +21,8 @@ if CUDA and not torch.cuda.is_available():
 
 cuda_only = pytest.mark.skipif(not CUDA, reason="RLK_TEST_DEVICE is not a CUDA device")
 NAMES = ("hidden", "weight", "bias")
+# Tests of specialized kernels share these sizes: each others would cost seconds to compile.
+DIM, VOCAB = 200, 3331
 MIB = 1 << 20
 
 TARGETS = {

@@ -8,7 +8,9 @@ import pytest
 from on_device import (
     CUDA,
     DEVICE,
+    DIM,
     NAMES,
+    VOCAB,
     Problem,
     cuda_only,
     expected_target,
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.gpu
 
 # Several leaves of V and of its merge, several tiles of rows, all odd; D is whole 16-byte chunks,
 # so that operands are read in place unless a test moves them.
-ROWS, DIM, VOCAB = 4224, 200, 3331
+ROWS = 4224
 SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000, 4096)
 
 
@@ -71,7 +73,7 @@ def test_the_target_and_the_variants():
     for backward, name in ((False, "fwd"), (True, "bwd")):
         explained = rlk.jit.explain(*p.operands, backward=backward)
         assert explained.variant == "specialized"
-        assert explained.kernel.startswith(f"linear_logp.{name}[x=bf16 V=3331 D=200")
+        assert explained.kernel.startswith(f"linear_logp.{name}[x=bf16 V={VOCAB} D={DIM}")
         assert explained.kernel.endswith(f"@{expected_target()}")
     rlk.jit.configure(specialize=False)
     assert rlk.jit.explain(*p.operands).variant == "generic"

@@ -4,14 +4,14 @@
 import contextlib
 
 import pytest
-from on_device import NAMES, cuda_only, leaves, make, run_script, torch
+from on_device import DIM, NAMES, VOCAB, cuda_only, leaves, make, run_script, torch
 from reference import same_bits
 
 import rlk
 
 pytestmark = [pytest.mark.gpu, cuda_only]
 
-SIZES = {"rows": 200, "dim": 40, "vocab": 500, "dtype": "bfloat16", "bias": "float32"}
+SIZES = {"rows": 200, "dim": DIM, "vocab": VOCAB, "dtype": "bfloat16", "bias": "float32"}
 
 
 def captured(function):
@@ -90,9 +90,9 @@ def test_a_bad_id_in_a_replay_is_reported():
     graph.replay()
     rlk.jit.check_errors()
     good = p.target[9].clone()
-    p.target[9] = 500
+    p.target[9] = VOCAB
     graph.replay()
-    with pytest.raises(rlk.InvalidArgument, match=r"linear_logp: target: .*got 500 in row 9"):
+    with pytest.raises(rlk.InvalidArgument, match=rf"linear_logp: target: .*got {VOCAB} in row 9"):
         rlk.jit.check_errors()
     assert logp[9].isnan()
     p.target[9] = good

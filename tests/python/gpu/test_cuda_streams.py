@@ -4,7 +4,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from on_device import NAMES, Problem, cuda_only, leaves, make, torch
+from on_device import DIM, NAMES, VOCAB, Problem, cuda_only, leaves, make, torch
 from reference import same_bits
 
 import rlk
@@ -140,7 +140,7 @@ def moved(p: Problem, device) -> Problem:
 def test_a_device_that_is_not_current(specialize):
     rlk.jit.configure(specialize=specialize)
     there = other_device()
-    p = make(300, 40, 500, "bfloat16", bias="float32")
+    p = make(300, DIM, VOCAB, "bfloat16", bias="float32")
     want, grads = p.logp(), p.grads()
     q = moved(p, there)
     given = leaves(q)

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from on_device import MIB, Problem, leaves, make, tensor, torch, upload
+from on_device import DIM, MIB, VOCAB, Problem, leaves, make, tensor, torch, upload
 from problems import DTYPES, check, of_logits, problem
 from reference import as_float64, assert_within, same_bits, worst
 
@@ -28,7 +28,9 @@ def test_more_than_one_tile_of_everything(rows, dim, vocab, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_specialized(dtype):
     rlk.jit.configure(specialize=True)
-    check(make(33, 72, 1203, dtype, bias="float32"))
+    p = make(33, DIM, VOCAB, dtype, bias="float32")
+    check(p)
+    assert rlk.jit.explain(*p.operands).variant == "specialized"
 
 
 # Around leaf, tile and warp. Padding with zeros, or a maximum that starts at zero, would outweigh
