@@ -16,7 +16,8 @@
 
 namespace rlk::test {
 
-// "Compiles" to the request's name. Counts; can be made to fail or to take its time.
+// "Compiles" to the request's name, or as `emit` says. Counts; can be made to fail or to take its
+// time.
 class FakeCompiler : public jit::Compiler {
  public:
   std::atomic<int> num_compiles{0};
@@ -25,6 +26,8 @@ class FakeCompiler : public jit::Compiler {
   std::atomic<bool> fails{false};
   std::string missing;  // not empty: there is no compiler
   std::string id = "fake-1";
+  std::function<std::string(const jit::CompileRequest&)> emit =
+      [](const jit::CompileRequest& request) { return request.name; };
 
   std::string identity() const override { return id; }
   bool available() const noexcept override { return missing.empty(); }
@@ -37,9 +40,10 @@ class FakeCompiler : public jit::Compiler {
     std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
     --num_at_once;
     if (fails) throw CompileError("{}: refused by the fake", request.name);
+    const std::string code = emit(request);
     jit::CompiledCode result;
-    result.code.resize(request.name.size());
-    std::memcpy(result.code.data(), request.name.data(), request.name.size());
+    result.code.resize(code.size());
+    std::memcpy(result.code.data(), code.data(), code.size());
     return result;
   }
 };
@@ -47,16 +51,31 @@ class FakeCompiler : public jit::Compiler {
 // Takes what FakeCompiler made; anything else does not load.
 class FakeLoader : public runtime::Loader {
  public:
-  std::atomic<int> num_loads{0}, num_prepared{0};
+  std::atomic<int> num_loads{0};
   std::atomic<bool> captures{false};
-  Target own = host_cpu_target().value_or(Target::x86_64_v2);
+  // The device, or its driver, fails at a step.
+  std::atomic<bool> load_fails{false}, prepare_fails{false};
+  std::string refused;  // kernels of such a name do not load
+  std::vector<Target> targets{host_cpu_target().value_or(Target::x86_64_v2)};  // one a device
+  std::vector<std::pair<std::string, int>> prepared;  // kernels and devices; one thread
+  void* asked_stream = nullptr;
 
-  Target target(int) override { return own; }
-  void prepare(const LoadedKernel&, int) override { ++num_prepared; }
-  bool is_capturing(int, void*) override { return captures; }
+  Target target(int device) override { return targets.at(static_cast<std::size_t>(device)); }
+  void prepare(const LoadedKernel& kernel, int device) override {
+    if (prepare_fails) throw DriverError("cuKernelGetFunction: out of memory");
+    if (backend(kernel.target) == Backend::cuda) prepared.emplace_back(kernel.name, device);
+  }
+  bool is_capturing(int, void* stream) override {
+    if (captures) asked_stream = stream;
+    return captures;
+  }
   void load(LoadedKernel& kernel, std::span<const std::byte> code,
             std::span<const char* const>) override {
     ++num_loads;
+    if (load_fails) throw DriverError("cuLibraryLoadData: out of memory");
+    if (!refused.empty() && kernel.name.find(refused) != std::string::npos) {
+      throw LoadError("{}: no code for this device", kernel.name);
+    }
     const std::string text(reinterpret_cast<const char*>(code.data()), code.size());
     if (text != kernel.name) throw LoadError("not made for {}", kernel.name);
   }
@@ -67,6 +86,7 @@ struct FakeCall : jit::OpCall {
   std::int64_t size = 1;
   mutable std::string launched;
   mutable int num_launches = 0;
+  mutable jit::LaunchSettings settings;
 };
 
 inline const jit::Op& fake_op() {
@@ -84,8 +104,9 @@ inline const jit::Op& fake_op() {
         return jit::Specialization{
             call.op, call.pass, target, {static_cast<const FakeCall&>(call).size}};
       },
-      [](const LoadedKernel& kernel, const jit::OpCall& base, const jit::LaunchSettings&) {
+      [](const LoadedKernel& kernel, const jit::OpCall& base, const jit::LaunchSettings& settings) {
         const auto& call = static_cast<const FakeCall&>(base);
+        call.settings = settings;
         if (++call.num_launches == 1 || call.launched != kernel.name) call.launched = kernel.name;
       },
       [](jit::Pass, Backend) { return std::span<const char* const>(entries); },
@@ -98,6 +119,12 @@ inline FakeCall fake_call(std::int64_t size) {
   FakeCall call;
   call.op = &fake_op();
   call.size = size;
+  return call;
+}
+
+inline FakeCall fake_cuda_call(std::int64_t size, int device = 0) {
+  FakeCall call = fake_call(size);
+  call.device = {Device::Kind::cuda, device};
   return call;
 }
 

@@ -4,6 +4,7 @@
 
 #include "runtime/cuda/cuda_loader.hpp"
 #include "tests/support/fake_cuda.hpp"
+#include "tests/support/what.hpp"
 
 #include <gtest/gtest.h>
 
@@ -41,15 +42,5 @@ class CudaTest : public ::testing::Test {
  private:
   std::unique_ptr<runtime::cuda::Driver> driver_;
 };
-
-template <class Kind, class Work>
-std::string what(Work work) {
-  try {
-    work();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  return "";
-}
 
 }  // namespace rlk::test
