@@ -57,8 +57,11 @@ def rlk_candidate(
         set_threads=set_threads if device == "cpu" else None,
         scope=lambda: _configured(jit, variant, target),
     )
-    with made.scope():  # a target that rlk does not know is found here
-        runs = _target(spec, made, jit)
+    try:
+        with made.scope():  # a target that rlk does not know is found here
+            runs = _target(spec, made, jit)
+    except NotImplementedError as error:
+        raise Misuse(f"device: expected one that rlk runs on, got {device}: {error}") from error
     if target not in (None, runs):
         raise Misuse(f"target: expected one of the device {device}, got {target}")
     made.target = runs

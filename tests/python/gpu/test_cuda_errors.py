@@ -76,24 +76,30 @@ def test_one_of_several_is_reported():
 
 @cuda_only
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_bad_id_in_the_backward(dtype):
+def test_the_gradient_of_a_row_with_a_bad_id_is_nan(dtype):
     p = make(ROWS, DIM, VOCAB, dtype, bias="float32")
-    want = p.grads(needs=("hidden",)).hidden
-    grads = with_id(p, 7, VOCAB).grads(needs=("hidden",))
-    expect_report(7, VOCAB)
-    assert grads.hidden[7].isnan().all()
-    assert same_bits(grads.hidden[rows_but(7)], want[rows_but(7)])
+    given = leaves(with_id(p, 7, -7))
+    logp = rlk.jit.linear_logp(**given)
+    expect_report(7, -7)
+    logp.backward(p.upstream)
+    rlk.jit.check_errors()  # the forward has said it
+    got, want = given["hidden"].grad, p.grads(needs=("hidden",)).hidden
+    assert got[7].isnan().all()
+    assert same_bits(got[rows_but(7)], want[rows_but(7)])
 
 
 @cuda_only
-def test_a_bad_id_under_autograd():
-    p = with_id(make(ROWS, DIM, VOCAB), 2, -7)
-    given = leaves(p)
-    logp = rlk.jit.linear_logp(**given)
-    expect_report(2, -7)
-    logp.backward(p.upstream)
-    expect_report(2, -7)
-    assert given["hidden"].grad[2].isnan().all()
+def test_a_bad_id_in_a_call_of_two_passes():
+    # Its backward may see already what its forward found.
+    p = with_id(make(ROWS, DIM, VOCAB), 7, VOCAB)
+
+    def call():
+        p.grads()
+        rlk.jit.check_errors()
+
+    with pytest.raises(rlk.InvalidArgument, match=message(7, VOCAB)):
+        call()
+    rlk.jit.check_errors()
 
 
 @cuda_only

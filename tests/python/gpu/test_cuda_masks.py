@@ -78,6 +78,19 @@ def test_ignore_index_in_a_narrow_type(kind):
     assert logp[1] == 0
 
 
+def test_an_unsigned_id_is_not_taken_for_a_negative_one():
+    p = make(4, 16, 310)
+    target = torch.tensor([1, 2**64 - 100, 2, 3], dtype=torch.uint64).to(DEVICE)  # bits of -100
+
+    def call():
+        logp = rlk.jit.linear_logp(p.hidden, p.weight, target)
+        rlk.jit.check_errors()
+        return logp
+
+    with pytest.raises(rlk.InvalidArgument, match=r"target: expected ids in \[0, 310\).* in row 1"):
+        call()
+
+
 def test_mask_and_ignore_index_together():
     p = drawn()
     p.target[::4] = -100

@@ -33,8 +33,8 @@ def extra_mib(call) -> float:
 
 def allowed_mib(budget: int, rows: int, bytes_each: int) -> float:
     # Not of the budget: two copies of the hidden rows (compacted, and scaled for fp16), some
-    # 100 bytes a row (saved values, lists), and 1 MiB for the allocator's rounding.
-    apart = rows * (2 * DIM * bytes_each + 100) + MIB
+    # 100 bytes a row (saved values, lists), and 2 MiB for what the allocator does not split off.
+    apart = rows * (2 * DIM * bytes_each + 100) + 2 * MIB
     # The least a backward can do with: one leaf of dZ and the sums of hidden's gradient.
     least = rows * (192 * bytes_each + 4 * DIM)
     return (max(budget * MIB, least) + apart) / MIB
