@@ -13,7 +13,7 @@
 namespace rlk {
 namespace {
 
-spdlog::level::level_enum level_of(std::string_view name) {
+spdlog::level::level_enum level_of(std::string_view name, std::string_view source) {
   constexpr std::pair<std::string_view, spdlog::level::level_enum> levels[] = {
       {"trace", spdlog::level::trace}, {"debug", spdlog::level::debug},
       {"info", spdlog::level::info},   {"warn", spdlog::level::warn},
@@ -21,7 +21,7 @@ spdlog::level::level_enum level_of(std::string_view name) {
   for (auto [text, level] : levels) {
     if (name == text) return level;
   }
-  throw InvalidArgument("RLK_LOG: expected trace, debug, info, warn, error or off, got \"{}\"",
+  throw InvalidArgument("{}: expected trace, debug, info, warn, error or off, got \"{}\"", source,
                         name);
 }
 
@@ -38,6 +38,8 @@ spdlog::logger& log() {
   return *logger;
 }
 
-void set_log_level(std::string_view name) { log().set_level(level_of(name)); }
+void set_log_level(std::string_view name, std::string_view source) {
+  log().set_level(level_of(name, source));
+}
 
 }  // namespace rlk

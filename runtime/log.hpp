@@ -10,7 +10,8 @@ namespace rlk {
 
 spdlog::logger& log();
 
-// Level names: trace, debug, info, warn, error, off. Throws InvalidArgument on any other.
-void set_log_level(std::string_view name);
+// Level names: trace, debug, info, warn, error, off. Throws InvalidArgument on any other,
+// naming where it came from.
+void set_log_level(std::string_view name, std::string_view source = "RLK_LOG");
 
 }  // namespace rlk

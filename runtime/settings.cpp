@@ -34,20 +34,20 @@ std::filesystem::path folder_of_this_code() {
 
 }  // namespace
 
-Policy policy_named(const std::string& text) {
+Policy policy_named(const std::string& text, std::string_view source) {
   if (text == "sync") return Policy::sync;
   if (text == "off") return Policy::off;
-  throw InvalidArgument("RLK_JIT: expected sync or off, got \"{}\"", text);
+  throw InvalidArgument("{}: expected sync or off, got \"{}\"", source, text);
 }
 
-bool validate_sync_named(const std::string& text) {
+bool validate_sync_named(const std::string& text, std::string_view source) {
   if (text == "sync" || text == "async") return text == "sync";
-  throw InvalidArgument("RLK_VALIDATE: expected async or sync, got \"{}\"", text);
+  throw InvalidArgument("{}: expected async or sync, got \"{}\"", source, text);
 }
 
 std::string_view name(Policy policy) { return policy == Policy::sync ? "sync" : "off"; }
 
-void set_arch(Settings& settings, const std::string& list) {
+void set_arch(Settings& settings, const std::string& list, std::string_view source) {
   settings.cpu_target = settings.cuda_target = std::nullopt;
   for (std::size_t begin = 0; begin <= list.size();) {
     const auto end = std::min(list.find(',', begin), list.size());
@@ -55,15 +55,14 @@ void set_arch(Settings& settings, const std::string& list) {
     begin = end + 1;
     const auto target = target_named(word);
     if (!target) {
-      throw InvalidArgument("RLK_ARCH: expected a target such as x86-64-v3 or sm_90a, got \"{}\"",
+      throw InvalidArgument("{}: expected a target such as x86-64-v3 or sm_90a, got \"{}\"", source,
                             word);
     }
     if (backend(*target) == Backend::cpu) {
       const auto host = host_cpu_target();
       if (!host || *target > *host) {
-        throw InvalidArgument(
-            "RLK_ARCH: expected a level that this processor runs, at most {}, got {}",
-            host ? name(*host) : "none", word);
+        throw InvalidArgument("{}: expected a level that this processor runs, at most {}, got {}",
+                              source, host ? name(*host) : "none", word);
       }
       settings.cpu_target = target;
     } else {

@@ -41,13 +41,15 @@ std::optional<std::string> process_environment(const char* variable);
 Settings read_settings(const Lookup& environment);
 Settings read_settings();
 
-Policy policy_named(const std::string& text);       // throws InvalidArgument
-bool validate_sync_named(const std::string& text);  // "sync", "async"; throws InvalidArgument
+// These throw InvalidArgument, which names where the text came from: a variable, or an argument of
+// configure.
+Policy policy_named(const std::string& text, std::string_view source = "RLK_JIT");
+bool validate_sync_named(const std::string& text, std::string_view source = "RLK_VALIDATE");
 std::string_view name(Policy policy);
 
 // Sets both targets from "x86-64-v3" or "sm_90a,x86-64-v4"; a backend that is not named takes what
 // the device has. Throws InvalidArgument on an unknown name, and on a CPU level that this host
 // cannot run.
-void set_arch(Settings& settings, const std::string& list);
+void set_arch(Settings& settings, const std::string& list, std::string_view source = "RLK_ARCH");
 
 }  // namespace rlk

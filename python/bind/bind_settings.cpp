@@ -5,6 +5,7 @@
 #include "python/bind/module.hpp"
 #include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
+#include "runtime/log.hpp"
 #include "runtime/thread_pool.hpp"
 #include "templates/common/device_errors.hpp"
 
@@ -21,8 +22,8 @@ void configure(const std::optional<std::string>& policy, const std::optional<std
                const std::optional<int>& workspace_mib) {
   auto& dispatcher = jit::Dispatcher::instance();
   jit::Config config = dispatcher.config();
-  if (policy) config.settings.policy = policy_named(*policy);
-  if (arch) set_arch(config.settings, *arch);
+  if (policy) config.settings.policy = policy_named(*policy, "configure: policy");
+  if (arch) set_arch(config.settings, *arch, "configure: arch");
   if (cache_dir) config.settings.cache_dir = cache_dir->string();
   if (num_threads) {
     if (*num_threads < 1 || *num_threads > k_max_threads) {
@@ -31,9 +32,9 @@ void configure(const std::optional<std::string>& policy, const std::optional<std
     }
     config.settings.num_threads = *num_threads;
   }
-  if (log) config.settings.log_level = *log;
   if (specialize) config.specialize = *specialize;
-  if (validate) config.settings.validate_sync = validate_sync_named(*validate);
+  if (validate)
+    config.settings.validate_sync = validate_sync_named(*validate, "configure: validate");
   if (workspace_mib) {
     if (*workspace_mib < 1 || *workspace_mib > k_max_workspace_mib) {
       throw InvalidArgument(
@@ -41,6 +42,10 @@ void configure(const std::optional<std::string>& policy, const std::optional<std
           k_max_workspace_mib, *workspace_mib);
     }
     config.settings.workspace_mib = *workspace_mib;
+  }
+  if (log) {  // last, for it takes effect here
+    set_log_level(*log, "configure: log");
+    config.settings.log_level = *log;
   }
   without_gil([&] { dispatcher.configure(std::move(config)); });
 }

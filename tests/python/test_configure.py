@@ -144,9 +144,9 @@ def test_settings_are_those_configured():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"policy": "maybe"}, 'RLK_JIT: expected .*, got "maybe"'),
-        ({"arch": "x86-64-v9"}, 'RLK_ARCH: expected .*, got "x86-64-v9"'),
-        ({"arch": ""}, "RLK_ARCH: expected"),
+        ({"policy": "maybe"}, 'configure: policy: expected sync or off, got "maybe"'),
+        ({"arch": "x86-64-v9"}, 'configure: arch: expected .*, got "x86-64-v9"'),
+        ({"arch": ""}, "configure: arch: expected"),
         (
             {"num_threads": 0},
             "configure: num_threads: expected a whole number from 1 to 1024, got 0",
@@ -156,7 +156,12 @@ def test_settings_are_those_configured():
             "configure: num_threads: expected a whole number from 1 to 1024, got -3",
         ),
         ({"num_threads": 9999}, "configure: num_threads: expected a whole number from 1 to 1024"),
-        ({"log": "loud"}, 'RLK_LOG: expected .*, got "loud"'),
+        ({"log": "loud"}, 'configure: log: expected .*, got "loud"'),
+        ({"validate": "on"}, 'configure: validate: expected async or sync, got "on"'),
+        (
+            {"workspace_mib": 0},
+            "configure: workspace_mib: expected a whole number from 1 to 1048576, got 0",
+        ),
     ],
 )
 def test_a_wrong_value_changes_nothing(change, message):

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each variable may say, and the words for what it may not.
+#include "runtime/settings.hpp"
+
+#include "runtime/error.hpp"
+#include "tests/support/what.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace rlk {
+namespace {
+
+using test::what;
+using Environment = std::map<std::string, std::string>;
+
+Settings read(const Environment& environment) {
+  return read_settings([&](const char* name) -> std::optional<std::string> {
+    const auto found = environment.find(name);
+    if (found == environment.end()) return std::nullopt;
+    return found->second;
+  });
+}
+
+std::string refused(const std::string& variable, const std::string& text) {
+  return what<InvalidArgument>([&] { read({{variable, text}}); });
+}
+
+TEST(Settings, Defaults) {
+  const Settings settings = read({});
+  EXPECT_EQ(settings.policy, Policy::sync);
+  EXPECT_EQ(settings.log_level, "warn");
+  EXPECT_EQ(settings.cpu_target, std::nullopt);
+  EXPECT_EQ(settings.cuda_target, std::nullopt);
+  EXPECT_EQ(settings.num_threads, std::nullopt);
+  EXPECT_EQ(settings.cache_dir, std::nullopt);
+  EXPECT_EQ(settings.dump_dir, std::nullopt);
+  EXPECT_FALSE(settings.validate_sync);
+  EXPECT_EQ(settings.workspace_mib, 512);
+  EXPECT_FALSE(settings.package_folder.empty());
+}
+
+TEST(Settings, EveryVariableIsRead) {
+  const Settings settings = read({{"RLK_JIT", "off"},
+                                  {"RLK_LOG", "info"},
+                                  {"RLK_ARCH", "x86-64-v2,sm_90a"},
+                                  {"RLK_NUM_THREADS", "3"},
+                                  {"RLK_CACHE_DIR", "/cache"},
+                                  {"RLK_DUMP_DIR", "/dump"},
+                                  {"RLK_VALIDATE", "sync"},
+                                  {"RLK_WORKSPACE_MIB", "64"}});
+  EXPECT_EQ(settings.policy, Policy::off);
+  EXPECT_EQ(settings.log_level, "info");
+  EXPECT_EQ(settings.cpu_target, Target::x86_64_v2);
+  EXPECT_EQ(settings.cuda_target, Target::sm_90a);
+  EXPECT_EQ(settings.num_threads, 3);
+  EXPECT_EQ(settings.cache_dir, "/cache");
+  EXPECT_EQ(settings.dump_dir, "/dump");
+  EXPECT_TRUE(settings.validate_sync);
+  EXPECT_EQ(settings.workspace_mib, 64);
+}
+
+TEST(Settings, AnArchBindsItsBackendAlone) {
+  for (const Target target : cuda_targets()) {
+    const Settings settings = read({{"RLK_ARCH", std::string(name(target))}});
+    EXPECT_EQ(settings.cuda_target, target);
+    EXPECT_EQ(settings.cpu_target, std::nullopt);
+  }
+  EXPECT_EQ(read({{"RLK_ARCH", "x86-64-v2"}}).cuda_target, std::nullopt);
+  EXPECT_EQ(read({{"RLK_ARCH", "sm_80,x86-64-v2"}}).cpu_target, Target::x86_64_v2);
+  // configure(arch=) says anew what is bound.
+  Settings settings = read({{"RLK_ARCH", "x86-64-v2,sm_80"}});
+  set_arch(settings, "compute_80");
+  EXPECT_EQ(settings.cuda_target, Target::compute_80);
+  EXPECT_EQ(settings.cpu_target, std::nullopt);
+}
+
+TEST(Settings, AnUnknownArchIsRefused) {
+  for (const std::string text : {"sm_90", "sm90a", "SM_90A", "native", "cpu", "sm_90a,", ",sm_90a",
+                                 "sm_90a x86-64-v2", "sm_90a, x86-64-v2"}) {
+    EXPECT_TRUE(refused("RLK_ARCH", text)
+                    .starts_with("RLK_ARCH: expected a target such as x86-64-v3 or sm_90a, got \""))
+        << text;
+  }
+}
+
+TEST(Settings, Validate) {
+  EXPECT_FALSE(read({{"RLK_VALIDATE", "async"}}).validate_sync);
+  for (const std::string text : {"on", "1", "SYNC", "sync "}) {
+    EXPECT_EQ(refused("RLK_VALIDATE", text),
+              "RLK_VALIDATE: expected async or sync, got \"" + text + "\"");
+  }
+}
+
+TEST(Settings, WorkspaceMib) {
+  EXPECT_EQ(read({{"RLK_WORKSPACE_MIB", "1"}}).workspace_mib, 1);
+  EXPECT_EQ(read({{"RLK_WORKSPACE_MIB", "1048576"}}).workspace_mib, 1 << 20);
+  for (const std::string text :
+       {"0", "-1", "1048577", "1.5", "512M", " 512", "0x200", "many", "99999999999999999999"}) {
+    EXPECT_EQ(refused("RLK_WORKSPACE_MIB", text),
+              "RLK_WORKSPACE_MIB: expected a whole number from 1 to 1048576, got \"" + text + "\"");
+  }
+}
+
+TEST(Settings, Policy) {
+  for (const std::string text : {"on", "Off", "1"}) {
+    EXPECT_EQ(refused("RLK_JIT", text), "RLK_JIT: expected sync or off, got \"" + text + "\"");
+  }
+}
+
+// An error of configure(policy="on") that spoke of RLK_JIT would send its reader to the
+// environment.
+TEST(Settings, AnErrorNamesWhereTheTextCameFrom) {
+  EXPECT_EQ(what<InvalidArgument>([] { policy_named("on", "configure: policy"); }),
+            "configure: policy: expected sync or off, got \"on\"");
+  EXPECT_EQ(what<InvalidArgument>([] { validate_sync_named("on", "configure: validate"); }),
+            "configure: validate: expected async or sync, got \"on\"");
+  Settings settings;
+  EXPECT_TRUE(what<InvalidArgument>([&] {
+                set_arch(settings, "on", "configure: arch");
+              }).starts_with("configure: arch: expected a target"));
+}
+
+TEST(Settings, AnEmptyVariableIsUnset) {
+  ::setenv("RLK_TEST_EMPTY", "", 1);
+  EXPECT_EQ(process_environment("RLK_TEST_EMPTY"), std::nullopt);
+  ::setenv("RLK_TEST_EMPTY", "x", 1);
+  EXPECT_EQ(process_environment("RLK_TEST_EMPTY"), "x");
+}
+
+}  // namespace
+}  // namespace rlk
