@@ -145,7 +145,7 @@ void expect_strips(const std::vector<CudaStep>& all, const CudaCase& wanted, Int
     ASSERT_LT(Int64{all[i].blocks}, Int64{1} << 31);
     ASSERT_EQ(Int64{all[i + 1].blocks}, args.strip_rows / 32);
     if (args.strip_rows > tile_rows) {
-      EXPECT_LE(args.strip_rows * leaves * 8, Int64{64} << 20);
+      EXPECT_LE(args.strip_rows * leaves * 8, std::min(64, wanted.budget_mib) * Int64{1} << 20);
     }
     next += args.strip_rows;
   }
@@ -159,6 +159,8 @@ TEST_F(LaunchCudaForwardTest, RowsGoInStrips) {
         CudaCase{.rows = 262144, .vocab = 128256, .dim = 8192},
         CudaCase{.rows = 4096, .vocab = 131072, .dim = 2048},
         CudaCase{.rows = 6400, .vocab = 250000}, CudaCase{.rows = 6401, .vocab = 250000},
+        CudaCase{.rows = 4096, .vocab = 131072, .budget_mib = 2},
+        CudaCase{.rows = 4096, .vocab = 131072, .budget_mib = 1},
         CudaCase{.rows = 257, .vocab = 20'000'000, .dim = 8},
         CudaCase{.rows = 1'000'000, .vocab = 1, .dim = 8}, CudaCase{.rows = 1}}) {
     for (const DType dtype : {DType::bf16, DType::f32}) {
