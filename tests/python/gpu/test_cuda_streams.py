@@ -186,6 +186,7 @@ def test_errors_of_two_devices():
     p.logp()
     torch.cuda.synchronize(there)
     p.logp()  # this device's calls are its own
+    rlk.jit.check_errors(0)
     with pytest.raises(rlk.InvalidArgument, match="got 50 in row 2"):
-        rlk.jit.check_errors()
+        rlk.jit.check_errors(1)
     rlk.jit.check_errors()
