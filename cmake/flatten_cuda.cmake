@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run with cmake -P at build time: writes OUTPUT, the CUDA template SOURCE with every header that it
 # includes (relative to FOLDER) put in its place, once: NVRTC gets one text and needs no include path.
+cmake_minimum_required(VERSION 3.25)  # a script has no policies of its own: IN_LIST is one
 file(READ ${FOLDER}/${SOURCE} text)
 set(seen "")
 while(text MATCHES "#include \"([^\"\n]+)\"\n")
