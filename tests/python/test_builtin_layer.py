@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that ship with rlk: which there are, their size, and that no GPU kernel spills."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlk import _cli
+
+CPU_TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+CUBIN_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+TARGETS = (*CPU_TARGETS, *CUBIN_TARGETS, "compute_80")
+
+
+def rlk_jit(cache: Path, *arguments: str):
+    command = _cli.command(["--cache-dir", str(cache), "--json", *arguments])
+    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory):
+    """Those of the built-in layer, each with its metadata, by name."""
+    cache = tmp_path_factory.mktemp("cache")
+    listed = [entry for entry in rlk_jit(cache, "list") if entry["layer"] == "built-in"]
+    return {
+        entry["name"]: entry | rlk_jit(cache, "show", entry["key"])["metadata"] for entry in listed
+    }
+
+
+def test_every_pass_dtype_and_target_has_a_generic_kernel(entries):
+    expected = {
+        f"linear_logp.{which}[x={dtype} generic]@{target}"
+        for which in ("fwd", "bwd")
+        for dtype in ("f32", "bf16", "f16")
+        for target in TARGETS
+    }
+    assert entries.keys() == expected
+
+
+def test_the_layer_is_small(entries):
+    assert sum(entry["file_bytes"] for entry in entries.values()) < 30 << 20
+
+
+def test_cuda_kernels_are_of_nvrtc_12_9(entries):
+    compilers = {entry["compiler"] for name, entry in entries.items() if "x86-64" not in name}
+    assert len(compilers) == 1
+    assert compilers.pop().startswith("nvrtc-12.9-")
+
+
+def test_no_gpu_kernel_spills(entries):
+    cubins = [entry for entry in entries.values() if entry["target"] in CUBIN_TARGETS]
+    assert cubins
+    for entry in cubins:
+        assert (entry["spilled_bytes"], entry["local_bytes"]) == (0, 0), entry["name"]
