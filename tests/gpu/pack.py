@@ -5,7 +5,7 @@ python tests/gpu/pack.py BUILTIN_LAYER LIBNVRTC_12
 
 headers/   header-only libraries, of this system's packages
 builtin/   the built-in CUDA kernels, made here by NVRTC 12.9
-wheels/    Python packages of benchmarks/peers.txt
+wheels/    pybind11, and the Python packages of benchmarks/peers.txt
 nvrtc-12.9.tar.xz   that NVRTC, to be compared with the machine's own
 """
 
@@ -51,21 +51,23 @@ def pack_builtin(layer: Path, folder: Path) -> None:
         shutil.copy(entry, folder)
 
 
-def pack_wheels(requirements: Path, folder: Path) -> None:
+def pack_wheels(requirements: str, folder: Path) -> None:
     stamp = folder / "requirements.txt"
-    if stamped(stamp, requirements.read_text()):
+    if stamped(stamp, requirements):
         return
     shutil.rmtree(folder, ignore_errors=True)
-    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (28, 27, 17)]
+    folder.mkdir()
+    wanted = folder / "wanted.txt"
+    wanted.write_text(requirements)
+    # Pure Python alone, so that unpacking them is enough.
     subprocess.run(
         [
-            *(sys.executable, "-m", "pip", "download", "-q", "--no-deps"),
-            *("--only-binary=:all:", f"--python-version={PYTHON}", "--implementation=cp"),
-            *(*platforms, "--platform=manylinux2014_x86_64", "-d", folder, "-r", requirements),
+            *(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"),
+            *(f"--python-version={PYTHON}", "--platform=any", "-d", folder, "-r", wanted),
         ],
         check=True,
     )
-    shutil.copy(requirements, stamp)
+    wanted.rename(stamp)
 
 
 def pack_nvrtc(library: Path, folder: Path) -> None:
@@ -85,7 +87,8 @@ def main(layer: Path, library: Path) -> int:
     folder.mkdir(exist_ok=True)
     pack_headers(folder / "headers")
     pack_builtin(layer, folder / "builtin")
-    pack_wheels(card.ROOT / "benchmarks" / "peers.txt", folder / "wheels")
+    peers = (card.ROOT / "benchmarks" / "peers.txt").read_text()
+    pack_wheels(f"pybind11>=3.0,<4\n{peers}", folder / "wheels")
     pack_nvrtc(library, folder)
     (folder / "commit").write_text(card.ask("git", "describe", "--always", "--dirty"))
     mib = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / (1 << 20)

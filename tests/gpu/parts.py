@@ -52,6 +52,8 @@ class Part:
 
 
 def build(_: Run) -> list[list[Command]]:
+    for wheel in (PACK / "wheels").glob("*.whl"):  # pure Python all
+        shutil.unpack_archive(wheel, SITE, format="zip")
     for archive in PACK.glob("nvrtc-*.tar.xz"):
         shutil.unpack_archive(archive, NVRTC_12.parent, filter="data")
     configure = ["cmake", "--fresh", "--preset", "gpu", f"-DPython_EXECUTABLE={sys.executable}"]
@@ -59,11 +61,7 @@ def build(_: Run) -> list[list[Command]]:
     configure += ["--compile-no-warning-as-error"]
     configure += [f"-DRLK_NVRTC_12={NVRTC_12}"] if NVRTC_12.exists() else []
     configure += [f"-DRLK_HEADERS={PACK / 'headers'}", f"-DRLK_BUILTIN={PACK / 'builtin'}"]
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
-    install += ["--no-compile", "--upgrade", f"--target={SITE}"]
-    wheels = [str(wheel) for wheel in sorted((PACK / "wheels").glob("*.whl"))]
-    steps = [[configure], [["cmake", "--build", str(BUILD), "--parallel", JOBS]]]
-    return [*steps, [[*install, *wheels]]] if wheels else steps
+    return [[configure], [["cmake", "--build", str(BUILD), "--parallel", JOBS]]]
 
 
 def ctest(_: Run) -> list[list[Command]]:
