@@ -22,18 +22,18 @@ void Dispatcher::run(const OpCall& call) {
       std::shared_lock building(building_);
       expect_no_capture(call, spec);
       const int device = call.device.index;
-      const Session session = this->session();
-      const cache::Key key = build_key(spec);      // 5 key
-      if (auto entry = get(session, spec, key)) {  // 6 get
-        if (auto kernel = load_cached(spec, *entry, device)) return {kernel, false, {}};
+      const Missing missing{session(), spec, build_key(spec), device};  // 5 key
+      if (auto entry = get(missing.session, spec, missing.key)) {       // 6 get
+        if (auto kernel = load_cached(spec, *entry, device)) return {.kernel = kernel};
       }
-      if (auto why = why_not_compile(session, spec); !why.empty()) {
+      if (auto why = why_not_compile(missing.session, spec); !why.empty()) {
         return fall_back(spec, device, why);
       }
+      if (missing.session.config.settings.policy == Policy::async) {
+        return make_in_background(missing);
+      }
       try {
-        const cache::Entry entry = compile(spec, key);                // 7 compile
-        session.store->put(entry, tools(spec).compiler->identity());  // 8 put
-        return {load(spec, entry, device), false, {}};                // 9 load
+        return {.kernel = make(missing)};  // 7 compile, 8 put, 9 load
       } catch (const DriverError&) {
         throw;  // of the device, not of the code: the generic kernel would meet it too
       } catch (const Error& error) {
@@ -42,8 +42,14 @@ void Dispatcher::run(const OpCall& call) {
       }
     });
   }
-  if (variant->is_fallback) fallbacks_.fetch_add(1, std::memory_order_relaxed);
+  if (variant->is_fallback) variant = &take_over(call, spec, *variant);
   op.launch(*variant->kernel, call, launch_settings());  // 10 launch
+}
+
+const LoadedKernel* Dispatcher::make(const Missing& missing) {
+  const cache::Entry entry = compile(missing.spec, missing.key);                // 7 compile
+  missing.session.store->put(entry, tools(missing.spec).compiler->identity());  // 8 put
+  return load(missing.spec, entry, missing.device);                             // 9 load
 }
 
 Specialization Dispatcher::specialize(const OpCall& call) const {
@@ -122,7 +128,8 @@ const LoadedKernel* Dispatcher::load_cached(const Specialization& spec, const ca
   }
 }
 
-Variant Dispatcher::fall_back(const Specialization& spec, int device, const std::string& reason) {
+const LoadedKernel* Dispatcher::find_generic(const Specialization& spec, int device,
+                                             const std::string& reason) {
   if (spec.is_generic()) {
     throw Unsupported(
         "{}: target: no kernel for {}: the built-in layer does not hold it and nothing can be "
@@ -134,12 +141,17 @@ Variant Dispatcher::fall_back(const Specialization& spec, int device, const std:
     const Session session = this->session();
     const cache::Key key = build_key(generic);
     if (auto entry = get(session, generic, key)) {
-      if (auto kernel = load_cached(generic, *entry, device)) return {kernel, false, {}};
+      if (auto kernel = load_cached(generic, *entry, device)) return {.kernel = kernel};
     }
-    return fall_back(generic, device, reason);
+    return {.kernel = find_generic(generic, device, reason)};
   });
+  return variant.kernel;
+}
+
+Variant Dispatcher::fall_back(const Specialization& spec, int device, const std::string& reason) {
+  const LoadedKernel* generic = find_generic(spec, device, reason);
   warn_once(fmt::format("{}: the generic kernel runs instead: {}", spec.text(), reason), reason);
-  return {variant.kernel, true, reason};
+  return {.kernel = generic, .is_fallback = true, .reason = reason};
 }
 
 void Dispatcher::warn_once(const std::string& message, const std::string& reason) {

@@ -4,6 +4,7 @@
 
 #include "cache/disk_store.hpp"
 #include "cache/key.hpp"
+#include "jit/background.hpp"
 #include "jit/compiler.hpp"
 #include "jit/kernel_table.hpp"
 #include "jit/op.hpp"
@@ -11,6 +12,7 @@
 #include "runtime/settings.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -18,6 +20,7 @@
 #include <set>
 #include <shared_mutex>
 #include <string>
+#include <unordered_map>
 
 namespace rlk::jit {
 
@@ -64,6 +67,11 @@ class Dispatcher {
   Config config() const;
   void configure(Config config);
 
+  // Whether no kernel is being built in the background, after waiting for that at most so long.
+  bool wait_for(std::chrono::milliseconds time) { return background_.wait_for(time); }
+  // Ends the background work of instance(), if there is one, for good; for the process's end.
+  static void stop_instance();
+
   std::shared_ptr<cache::DiskStore> store() const;
 
  private:
@@ -71,6 +79,14 @@ class Dispatcher {
   struct Session {
     Config config;
     std::shared_ptr<cache::DiskStore> store;
+  };
+
+  // A kernel that a call found nowhere.
+  struct Missing {
+    Session session;
+    Specialization spec;
+    cache::Key key;
+    int device = 0;
   };
 
   void lock_for_fork();
@@ -90,8 +106,16 @@ class Dispatcher {
   const LoadedKernel* load(const Specialization& spec, const cache::Entry& entry, int device);
   const LoadedKernel* load_cached(const Specialization& spec, const cache::Entry& entry,
                                   int device);
+  const LoadedKernel* make(const Missing& missing);
+  const LoadedKernel* find_generic(const Specialization& spec, int device,
+                                   const std::string& reason);
   Variant fall_back(const Specialization& spec, int device, const std::string& reason);
+  Variant make_in_background(const Missing& missing);
+  void run_in_background(const Missing& missing, ComingKernel& coming);
+  const Variant& take_over(const OpCall& call, const Specialization& spec, const Variant& fallback);
   void warn_once(const std::string& message, const std::string& reason);
+
+  static std::atomic<Dispatcher*> instance_;
 
   Toolchain cpu_, cuda_;
   KernelTable table_;
@@ -108,6 +132,10 @@ class Dispatcher {
   mutable std::mutex mutex_;  // guards what follows; never held while a stage runs
   Session session_;
   std::set<std::string> warned_;
+  // By specialization: what is, or was, built in the background.
+  std::unordered_map<Specialization, std::shared_ptr<ComingKernel>, SpecializationHash> coming_;
+
+  Background background_{2};
 
   mutable std::atomic<std::int64_t> memory_hits_{0}, disk_hits_{0}, compiles_{0}, fallbacks_{0};
 };

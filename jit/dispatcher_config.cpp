@@ -27,6 +27,12 @@ Dispatcher::Dispatcher(Config config, Toolchain cpu, Toolchain cuda)
   configure(std::move(config));
 }
 
+std::atomic<Dispatcher*> Dispatcher::instance_{nullptr};
+
+void Dispatcher::stop_instance() {
+  if (Dispatcher* dispatcher = instance_.load()) dispatcher->background_.stop();
+}
+
 Dispatcher& Dispatcher::instance() {
   // Leaked on purpose: other threads may still call while statics are destroyed.
   static Dispatcher* dispatcher = [] {
@@ -37,6 +43,7 @@ Dispatcher& Dispatcher::instance() {
     auto* made = new Dispatcher(std::move(config), std::move(cpu), std::move(cuda));
     pthread_atfork([] { instance().lock_for_fork(); }, [] { instance().unlock_in_parent(); },
                    [] { instance().reset_in_child(); });
+    instance_ = made;
     return made;
   }();
   return *dispatcher;
@@ -47,16 +54,22 @@ void Dispatcher::lock_for_fork() {
   building_.lock();
   mutex_.lock();
   table_.lock_for_fork();
+  background_.lock_for_fork();
 }
 
 void Dispatcher::unlock_in_parent() {
+  background_.unlock_in_parent();
   table_.unlock_in_parent();
   mutex_.unlock();
   building_.unlock();
 }
 
 void Dispatcher::reset_in_child() {
+  background_.reset_in_child();
   table_.reset_in_child();
+  // What the parent's threads were to build nobody builds here: it is asked for again.
+  std::erase_if(coming_, [](const auto& entry) { return entry.second->load() == nullptr; });
+  table_.forget_fallbacks();
   mutex_.unlock();
   new (&building_) std::shared_mutex;  // the old one counts waiting threads that are not here
 }

@@ -96,6 +96,26 @@ const Variant& KernelTable::look_up_or_build(const Specialization& spec,
   return *variants_.back();
 }
 
+const Variant& KernelTable::replace_fallback(const Specialization& spec, Variant variant) {
+  std::lock_guard lock(mutex_);
+  Slots& table = *tables_.back();
+  const std::size_t mask = table.slots.size() - 1;
+  for (std::size_t i = spec.hash() & mask;; i = (i + 1) & mask) {
+    Slot& slot = table.slots[i];
+    const Variant* const now = slot.variant.load(std::memory_order_relaxed);
+    if (now != nullptr && !(slot.spec == spec)) continue;
+    if (now != nullptr && !now->is_fallback) return *now;
+    variants_.push_back(std::make_unique<Variant>(std::move(variant)));
+    const Variant* const fresh = variants_.back().get();
+    if (now == nullptr) {  // dropped by forget_fallbacks meanwhile
+      publish(spec, fresh);
+    } else {
+      slot.variant.store(fresh, std::memory_order_release);
+    }
+    return *fresh;
+  }
+}
+
 void KernelTable::forget_fallbacks() {
   std::lock_guard lock(mutex_);
   std::erase_if(pending_, [](const auto& entry) { return entry.second != nullptr; });

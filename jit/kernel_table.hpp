@@ -21,11 +21,15 @@
 
 namespace rlk::jit {
 
+// A kernel that is being built in the background: null until it is loaded.
+using ComingKernel = std::atomic<const LoadedKernel*>;
+
 // What runs for a Specialization: its own kernel, or the generic one in its place.
 struct Variant {
   const LoadedKernel* kernel = nullptr;
   bool is_fallback = false;
-  std::string reason;  // why the generic one runs
+  std::string reason = {};                    // why the generic one runs
+  std::shared_ptr<ComingKernel> coming = {};  // what will take its place, if anything will
 };
 
 class KernelTable {
@@ -43,6 +47,10 @@ class KernelTable {
   // where it is a CompileError or LoadError, again on each later ask.
   const Variant& look_up_or_build(const Specialization& spec,
                                   const std::function<Variant()>& build);
+
+  // Puts a variant in the place of the fallback of this key; other threads see either. Returns what
+  // is there now: another thread may have been first.
+  const Variant& replace_fallback(const Specialization& spec, Variant variant);
 
   // Drops fallbacks and failures, so that changed settings are asked again.
   void forget_fallbacks();
@@ -73,11 +81,9 @@ class KernelTable {
   std::atomic<Slots*> current_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  struct SpecHash {
-    std::size_t operator()(const Specialization& spec) const { return spec.hash(); }
-  };
-  std::unordered_map<Specialization, std::exception_ptr, SpecHash> pending_;  // null: building
-  std::vector<std::unique_ptr<Slots>> tables_;                                // the last is current
+  std::unordered_map<Specialization, std::exception_ptr, SpecializationHash>
+      pending_;                                 // null: building
+  std::vector<std::unique_ptr<Slots>> tables_;  // the last is current
   std::vector<std::unique_ptr<Variant>> variants_;
   std::vector<std::unique_ptr<LoadedKernel>> kernels_;
 };

@@ -34,4 +34,8 @@ struct Specialization {
   std::string text() const;
 };
 
+struct SpecializationHash {
+  std::size_t operator()(const Specialization& spec) const { return spec.hash(); }
+};
+
 }  // namespace rlk::jit

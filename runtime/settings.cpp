@@ -36,8 +36,9 @@ std::filesystem::path folder_of_this_code() {
 
 Policy policy_named(const std::string& text, std::string_view source) {
   if (text == "sync") return Policy::sync;
+  if (text == "async") return Policy::async;
   if (text == "off") return Policy::off;
-  throw InvalidArgument("{}: expected sync or off, got \"{}\"", source, text);
+  throw InvalidArgument("{}: expected sync, async or off, got \"{}\"", source, text);
 }
 
 bool validate_sync_named(const std::string& text, std::string_view source) {
@@ -45,7 +46,9 @@ bool validate_sync_named(const std::string& text, std::string_view source) {
   throw InvalidArgument("{}: expected async or sync, got \"{}\"", source, text);
 }
 
-std::string_view name(Policy policy) { return policy == Policy::sync ? "sync" : "off"; }
+std::string_view name(Policy policy) {
+  return policy == Policy::sync ? "sync" : policy == Policy::async ? "async" : "off";
+}
 
 void set_arch(Settings& settings, const std::string& list, std::string_view source) {
   settings.cpu_target = settings.cuda_target = std::nullopt;

@@ -12,8 +12,9 @@
 
 namespace rlk {
 
-// sync: a miss compiles. off: never compiles; layers, else the generic variant.
-enum class Policy : std::uint8_t { sync, off };
+// sync: a miss compiles. async: a miss runs the generic variant and compiles in the background.
+// off: never compiles; layers, else the generic variant.
+enum class Policy : std::uint8_t { sync, async, off };
 
 // Each thread has a stack and scratch of its own: a slip of the key must not ask for millions.
 inline constexpr int k_max_threads = 1024;

@@ -12,6 +12,9 @@
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
+#include <algorithm>
+#include <chrono>
+
 namespace rlk::bind {
 namespace {
 
@@ -48,6 +51,29 @@ void configure(const std::optional<std::string>& policy, const std::optional<std
     config.settings.log_level = *log;
   }
   without_gil([&] { dispatcher.configure(std::move(config)); });
+}
+
+// Waits in slices, so that Ctrl-C is heard.
+bool wait(const std::optional<double>& timeout_s) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  while (true) {
+    std::chrono::milliseconds slice(50);
+    if (timeout_s) {
+      const std::chrono::duration<double> left =
+          std::chrono::duration<double>(*timeout_s) - (Clock::now() - start);
+      slice = std::clamp(std::chrono::ceil<std::chrono::milliseconds>(left),
+                         std::chrono::milliseconds(0), slice);
+    }
+    bool done = false;
+    without_gil([&] { done = jit::Dispatcher::instance().wait_for(slice); });
+    if (done || slice.count() == 0) return done;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+void stop() {
+  without_gil([] { jit::Dispatcher::stop_instance(); });
 }
 
 void check_errors(const std::optional<int>& device) {
@@ -91,6 +117,9 @@ void bind_settings(py::module_& module) {
              py::arg("num_threads"), py::arg("log"), py::arg("specialize"), py::arg("validate"),
              py::arg("workspace_mib"));
   module.def("check_errors", check_errors);
+  module.def("wait", wait);
+  // Before the interpreter ends: libraries that a compile uses are destroyed after that.
+  py::module_::import("atexit").attr("register")(py::cpp_function(stop));
   // Wheels of NVRTC lie in one of them.
   std::vector<std::filesystem::path> folders;
   for (const auto& folder : py::module_::import("sys").attr("path")) {

@@ -20,6 +20,7 @@ __all__ = [
     "linear_logp",
     "linear_logp_backward",
     "settings",
+    "wait",
 ]
 
 Tensor = Any  # a torch tensor, NumPy array or DLPack producer
@@ -238,7 +239,8 @@ def configure(
     """Change settings of this process; what is None stays as it is.
 
     Args:
-        policy: "sync" (a miss compiles) or "off" (never compiles); environment: RLK_JIT.
+        policy: "sync" (a miss compiles), "async" (a miss runs the generic kernel, the same bits,
+            and compiles in the background) or "off" (never compiles); environment: RLK_JIT.
         arch: targets to compile for, such as "x86-64-v3" or "sm_90a,x86-64-v4"; a backend
             that is not named takes what the device has; environment: RLK_ARCH.
         cache_dir: folder of the read-write cache layer; environment: RLK_CACHE_DIR.
@@ -282,3 +284,21 @@ def check_errors(device: int | None = None) -> None:
         >>> rlk.jit.check_errors()
     """
     _core.check_errors(device)
+
+
+def wait(timeout_s: float | None = None) -> bool:
+    """Wait until no kernel is compiled in the background (policy "async").
+
+    Args:
+        timeout_s: seconds to wait at most; None: no limit.
+
+    Returns:
+        Whether nothing is left to compile. The next call of each op takes its new kernel.
+
+    Example:
+        >>> rlk.jit.configure(policy="async")
+        >>> warm_up()
+        >>> rlk.jit.wait()
+        True
+    """
+    return _core.wait(timeout_s)

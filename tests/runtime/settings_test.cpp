@@ -105,7 +105,7 @@ TEST(Settings, WorkspaceMib) {
 
 TEST(Settings, Policy) {
   for (const std::string text : {"on", "Off", "1"}) {
-    EXPECT_EQ(refused("RLK_JIT", text), "RLK_JIT: expected sync or off, got \"" + text + "\"");
+    EXPECT_EQ(refused("RLK_JIT", text), "RLK_JIT: expected sync, async or off, got \"" + text + "\"");
   }
 }
 
@@ -113,7 +113,7 @@ TEST(Settings, Policy) {
 // environment.
 TEST(Settings, AnErrorNamesWhereTheTextCameFrom) {
   EXPECT_EQ(what<InvalidArgument>([] { policy_named("on", "configure: policy"); }),
-            "configure: policy: expected sync or off, got \"on\"");
+            "configure: policy: expected sync, async or off, got \"on\"");
   EXPECT_EQ(what<InvalidArgument>([] { validate_sync_named("on", "configure: validate"); }),
             "configure: validate: expected async or sync, got \"on\"");
   Settings settings;

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// A queue and the threads that empty it.
+#include "jit/background.hpp"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <new>
+
+namespace rlk::jit {
+namespace {
+
+// The threads of the caller's kernels come first, and the caller's signals stay the caller's.
+void step_back() {
+  constexpr int k_lowest = 19;
+  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), k_lowest);
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
+
+}  // namespace
+
+bool Background::add(Job job) {
+  const std::lock_guard lock(mutex_);
+  if (stopped_) return false;
+  jobs_.push_back(std::move(job));
+  const auto wanted = jobs_.size() + static_cast<std::size_t>(num_running_);
+  if (threads_.size() < wanted && std::ssize(threads_) < num_threads_) {
+    threads_.emplace_back([this] { work(); });
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void Background::work() {
+  step_back();
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stopped_ || !jobs_.empty(); });
+    if (stopped_) return;
+    {
+      const Job job = std::move(jobs_.front());
+      jobs_.pop_front();
+      ++num_running_;
+      lock.unlock();
+      job();
+    }
+    lock.lock();
+    --num_running_;
+    changed_.notify_all();
+  }
+}
+
+bool Background::wait_for(std::chrono::milliseconds time) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, time, [&] { return jobs_.empty() && num_running_ == 0; });
+}
+
+void Background::stop() {
+  std::deque<Job> dropped;
+  std::vector<std::thread> threads;
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    dropped.swap(jobs_);
+    threads.swap(threads_);
+    changed_.notify_all();
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+void Background::reset_in_child() {
+  // The parent's threads and waiters are not in this process: what counts them is made anew, not
+  // destroyed, which would wait for them.
+  new (&changed_) std::condition_variable;
+  new (&threads_) std::vector<std::thread>;
+  new (&jobs_) std::deque<Job>;
+  num_running_ = 0;
+  mutex_.unlock();
+}
+
+}  // namespace rlk::jit

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Work behind the caller's back: a few threads of low priority that take jobs in order.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace rlk::jit {
+
+// Threads start at the first job. A job must not throw.
+class Background {
+ public:
+  using Job = std::function<void()>;
+
+  explicit Background(int num_threads) : num_threads_(num_threads) {}
+  ~Background() { stop(); }
+  Background(const Background&) = delete;
+  Background& operator=(const Background&) = delete;
+
+  // Queues a job; false after stop().
+  bool add(Job job);
+
+  // Whether nothing is queued or running, after waiting for that at most so long.
+  bool wait_for(std::chrono::milliseconds time);
+
+  // Drops what is queued and waits for what runs: a compiler cannot be left in the middle while its
+  // library is being destroyed. Takes no job afterwards.
+  void stop();
+
+  // Around fork(): the child has no threads and no jobs, and may add some.
+  void lock_for_fork() { mutex_.lock(); }
+  void unlock_in_parent() { mutex_.unlock(); }
+  void reset_in_child();
+
+ private:
+  void work();
+
+  const int num_threads_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  int num_running_ = 0;
+  bool stopped_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace rlk::jit

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// RLK_JIT=async: the generic kernel runs while the specialized one is made in the background.
+#include "jit/dispatcher.hpp"
+#include "runtime/error.hpp"
+#include "runtime/log.hpp"
+
+namespace rlk::jit {
+
+Variant Dispatcher::make_in_background(const Missing& missing) {
+  const LoadedKernel* generic = nullptr;
+  try {
+    generic = find_generic(missing.spec, missing.device, "no generic kernel");
+  } catch (const Unsupported&) {
+    return {.kernel = make(missing)};  // nothing could run meanwhile
+  }
+  std::shared_ptr<ComingKernel> coming;
+  bool is_new = false;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& slot = coming_[missing.spec];
+    is_new = slot == nullptr;
+    if (is_new) slot = std::make_shared<ComingKernel>();
+    coming = slot;
+  }
+  // Not new where configure() had the fallbacks forgotten.
+  if (is_new) background_.add([this, missing, coming] { run_in_background(missing, *coming); });
+  return {.kernel = generic,
+          .is_fallback = true,
+          .reason = "the specialized kernel is compiled in the background",
+          .coming = std::move(coming)};
+}
+
+void Dispatcher::run_in_background(const Missing& missing, ComingKernel& coming) {
+  const std::shared_lock building(building_);
+  try {
+    coming.store(make(missing), std::memory_order_release);
+  } catch (const std::exception& error) {
+    const std::string reason = error.what();
+    warn_once(fmt::format("{}: the generic kernel runs instead: {}", missing.spec.text(), reason),
+              reason);
+    {
+      const std::lock_guard lock(mutex_);
+      coming_.erase(missing.spec);  // after a configure() it is tried again
+    }
+    const Variant* fallback = table_.look_up(missing.spec);
+    if (fallback == nullptr) return;
+    table_.replace_fallback(missing.spec,
+                            {.kernel = fallback->kernel, .is_fallback = true, .reason = reason});
+  }
+}
+
+const Variant& Dispatcher::take_over(const OpCall& call, const Specialization& spec,
+                                     const Variant& fallback) {
+  if (fallback.coming != nullptr) {
+    const LoadedKernel* kernel = fallback.coming->load(std::memory_order_acquire);
+    // A graph under capture keeps the kernel that it began with.
+    if (kernel != nullptr && !tools(spec).loader->is_capturing(call.device.index, call.stream)) {
+      return table_.replace_fallback(spec, {.kernel = kernel});
+    }
+  }
+  fallbacks_.fetch_add(1, std::memory_order_relaxed);
+  return fallback;
+}
+
+}  // namespace rlk::jit

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RLK_JIT=async: the generic kernel at once, the specialized one when it is compiled."""
+
+import pytest
+from processes import run_python
+
+import rlk
+
+
+@pytest.fixture
+def environment(tmp_path):
+    return {"RLK_JIT": "async", "RLK_CACHE_DIR": str(tmp_path)}
+
+
+def test_the_specialized_kernel_takes_over_with_the_same_bits(environment):
+    ended = run_python(
+        """
+        import rlk
+        first = call(300, 40, 20)
+        found = [rlk.jit.explain(*operands(300, 40, 20)).variant]
+        assert rlk.jit.wait() and rlk.jit.wait(0)
+        later = call(300, 40, 20)
+        found.append(rlk.jit.explain(*operands(300, 40, 20)).variant)
+        report(same=first == later, found=found)
+        """,
+        **environment,
+    )
+    report = ended.report
+    assert report["same"]
+    assert report["found"] == ["generic", "specialized"]
+    assert (report["compiles"], report["fallbacks"]) == (1, 1)
+    assert not ended.warnings
+    again = run_python("call(300, 40, 20); report()", **environment).report
+    assert (again["disk_hits"], again["compiles"], again["fallbacks"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)", "import rlk; rlk.jit.wait(0)"])
+def test_a_process_may_end_in_the_middle_of_compiles(environment, end):
+    ended = run_python(
+        f"""
+        for vocab in range(50, 62):
+            call(vocab)
+        print(json.dumps("done"), flush=True)
+        {end}
+        """,
+        timeout=60,
+        **environment,
+    )
+    assert ended.report == "done"
+    assert not ended.stderr
+
+
+def test_a_fork_in_the_middle_of_compiles(environment):
+    ended = run_python(
+        """
+        import rlk
+        for vocab in range(50, 56):
+            call(vocab)
+        child = os.fork()
+        for vocab in (50, 55, 60):
+            call(vocab)
+        assert rlk.jit.wait(60)
+        same = [call(vocab) for vocab in (50, 55, 60)]
+        rlk.jit.configure(specialize=False)
+        same = same == [call(vocab) for vocab in (50, 55, 60)]
+        report(child=child == 0, same=same, variants=rlk.jit.cache_info().fallbacks)
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+        """,
+        timeout=100,
+        **environment,
+    )
+    assert sorted(report["child"] for report in ended.reports) == [False, True]
+    assert all(report["same"] for report in ended.reports)
+    assert not ended.warnings
+
+
+def test_wait_without_work_returns_at_once():
+    assert rlk.jit.wait()
+    assert rlk.jit.wait(0)
+
+
+def test_wait_hears_an_interrupt(environment):
+    ended = run_python(
+        """
+        import rlk, signal
+        for vocab in range(50, 80):
+            call(vocab)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        class Heard(Exception): pass
+        def hear(*_): raise Heard
+        signal.signal(signal.SIGALRM, hear)
+        try:
+            rlk.jit.wait()
+            print(json.dumps("not heard"))
+        except Heard:
+            print(json.dumps("heard"))
+        """,
+        **environment,
+    )
+    assert ended.report == "heard"
