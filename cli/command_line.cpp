@@ -3,6 +3,7 @@
 #include "cli/command_line.hpp"
 
 #include "cli/commands.hpp"
+#include "jit/nvrtc/make_nvrtc_compiler.hpp"
 #include "runtime/log.hpp"
 
 #include <CLI/CLI.hpp>
@@ -33,6 +34,7 @@ Context make_context(const Options& options, const Terminal& terminal, std::ostr
   set_log_level(context.settings.log_level);
   if (!options.package.empty()) context.settings.package_folder = absolute(options.package);
   if (!options.cache_dir.empty()) context.settings.cache_dir = absolute(options.cache_dir);
+  jit::set_python_folders({options.sites.begin(), options.sites.end()});
   for (const auto& folder : options.layers) context.extra_layers.push_back(absolute(folder));
   context.json = options.json;
   context.colour = options.colour == "always" ||
@@ -70,7 +72,8 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
   show_command->add_option("kernel", options.word, word_help)->required()->type_name("NAME-or-KEY");
   auto* path_command = app.add_subcommand("path", "Print the cache folder, or a kernel's file");
   path_command->add_option("kernel", options.word, word_help)->type_name("NAME-or-KEY");
-  app.add_subcommand("doctor", "Check processor, compiler, cache folder and what would run");
+  app.add_subcommand("doctor",
+                     "Check processor, devices, compilers, cache folder and what would run");
 
   try {
     app.parse(argc, argv);

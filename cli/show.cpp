@@ -8,6 +8,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <utility>
+
 namespace rlk::cli {
 namespace {
 
@@ -26,6 +31,32 @@ Json metadata_of(const Kernel& kernel) {
 std::string value_text(const Json& value) {
   if (value.is_string()) return printable(value.get<std::string>());
   return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+std::string field_text(const Kernel& kernel, const std::string& label, const Json& value) {
+  if (label == "created" && value.is_number()) return time_text(kernel.created_s);
+  if (label == "compile_ms" && kernel.compile_ms) return fmt::format("{:.1f}", *kernel.compile_ms);
+  if (label.ends_with("_bytes") && value.is_number_unsigned() && value >= 1024) {
+    return fmt::format("{} ({})", value_text(value), bytes_text(value.get<std::uint64_t>()));
+  }
+  return value_text(value);
+}
+
+// Options and entries are many: each gets a line.
+bool is_list_of_text(const Json& value) {
+  return value.is_array() && !value.empty() &&
+         std::ranges::all_of(value, [](const Json& one) { return one.is_string(); });
+}
+
+// "12.0": the oldest CUDA driver that takes the code; nothing for a CPU's. A driver takes what any
+// NVRTC of its major made, if it knows the card, and the PTX of compute_80 is old enough for all.
+std::optional<std::string> driver_needed(const Kernel& kernel) {
+  const auto target = target_named(kernel.target);
+  if (!target || backend(*target) == Backend::cpu) return std::nullopt;
+  int major = 12;
+  if (*target != Target::compute_80) std::sscanf(kernel.entry.compiler.c_str(), "nvrtc-%d", &major);
+  const bool is_blackwell = *target == Target::sm_100 || *target == Target::sm_120;
+  return fmt::format("{}.{}", major, major == 12 && is_blackwell ? 8 : 0);
 }
 
 void print_section(const Context& context, const std::string& title, const Table& table) {
@@ -47,6 +78,9 @@ void print_for_people(const Context& context, const Kernel& kernel, const std::s
   line(file, "size", fmt::format("{} ({} bytes)", bytes_text(entry.file_bytes), entry.file_bytes));
   line(file, "payload",
        fmt::format("{} ({} bytes)", bytes_text(entry.payload_bytes), entry.payload_bytes));
+  if (const auto cuda = driver_needed(kernel)) {
+    line(file, "driver", fmt::format("CUDA {} or later", *cuda));
+  }
   line(file, "last used", time_text(entry.modified_s));
   line(file, "state", problem.empty() ? "sound" : printable(problem),
        problem.empty() ? Colour::green : Colour::red);
@@ -57,9 +91,12 @@ void print_for_people(const Context& context, const Kernel& kernel, const std::s
   const Json parsed = metadata_of(kernel);
   if (parsed.is_object()) {
     for (const auto& [label, value] : parsed.items()) {
-      line(metadata, printable(label),
-           label == "created" && value.is_number() ? time_text(kernel.created_s)
-                                                   : value_text(value));
+      std::string shown = printable(label);
+      if (!is_list_of_text(value)) {
+        line(metadata, shown, field_text(kernel, label, value));
+        continue;
+      }
+      for (const Json& one : value) line(metadata, std::exchange(shown, ""), value_text(one));
     }
   } else {
     line(metadata, "text", value_text(parsed));
@@ -85,6 +122,8 @@ Json json_of(const Context& context, const Kernel& kernel, const std::string& pr
   json["compiler"] = entry.compiler;
   json["file_bytes"] = entry.file_bytes;
   json["payload_bytes"] = entry.payload_bytes;
+  const auto cuda = driver_needed(kernel);
+  json["driver_needed"] = cuda ? Json(*cuda) : Json();
   json["last_used"] = entry.modified_s;
   json["problem"] = problem.empty() ? Json() : Json(problem);
   json["metadata"] = metadata_of(kernel);

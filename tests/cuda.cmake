@@ -25,8 +25,10 @@ target_compile_definitions(fake_nvrtc PRIVATE RLK_FAKE_NVRTC="")
 target_link_options(fake_nvrtc PRIVATE
   -Wl,--build-id=0x00112233445566778899aabbccddeeff00112233)
 rlk_fake_library(fake_builtins fake_nvrtc libnvrtc-builtins.so.12.99 jit/nvrtc/fake_builtins.cpp)
-add_dependencies(jit_nvrtc_test fake_nvrtc fake_builtins)
-target_compile_definitions(jit_nvrtc_test PRIVATE RLK_FAKE_NVRTC="$<TARGET_FILE:fake_nvrtc>")
+foreach(test jit_nvrtc_test cli_test)
+  add_dependencies(${test} fake_nvrtc fake_builtins)
+  target_compile_definitions(${test} PRIVATE RLK_FAKE_NVRTC="$<TARGET_FILE:fake_nvrtc>")
+endforeach()
 
 add_test(NAME nvrtc_leaves_the_driver_alone
   COMMAND jit_nvrtc_test --gtest_filter=NvrtcTargetsTest.ACompileLeavesTheDriverAlone)

@@ -31,10 +31,14 @@ class CliTest : public testing::Test {
   };
 
   CliTest() {
-    for (const char* variable : {"RLK_JIT", "RLK_CACHE_DIR", "RLK_CACHE_PATH", "RLK_ARCH",
-                                 "RLK_LOG", "RLK_NUM_THREADS", "XDG_CACHE_HOME"}) {
+    for (const char* variable :
+         {"RLK_JIT", "RLK_CACHE_DIR", "RLK_CACHE_PATH", "RLK_ARCH", "RLK_LOG", "RLK_NUM_THREADS",
+          "RLK_VALIDATE", "RLK_WORKSPACE_MIB", "RLK_DUMP_DIR", "XDG_CACHE_HOME", "VIRTUAL_ENV",
+          "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH"}) {
       ::unsetenv(variable);
     }
+    // Whatever machine this is.
+    ::setenv("RLK_NVRTC", (temp_ / "no-nvrtc").c_str(), 1);
     ::setenv("HOME", temp_.path().c_str(), 1);
     std::filesystem::create_directories(builtin_);
   }
@@ -52,6 +56,15 @@ class CliTest : public testing::Test {
   nlohmann::json run_json(std::vector<std::string> words) const {
     words.push_back("--json");
     return nlohmann::json::parse(run(std::move(words)).out);
+  }
+
+  // What doctor finds of a subject, the first of several.
+  nlohmann::json finding(const std::string& subject) const {
+    const auto told = run_json({"doctor"});
+    for (const auto& one : told["findings"]) {
+      if (one["subject"] == subject) return one;
+    }
+    return {};
   }
 
   static cache::Key key_of(const std::string& name) {

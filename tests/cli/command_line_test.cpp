@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Usage, exit codes, and doctor where something is missing.
+// Usage and exit codes.
 #include "cli/command_line.hpp"
 
-#include "runtime/target.hpp"
 #include "tests/cli/cli_fixture.hpp"
-
-#include <sys/stat.h>
 
 namespace rlk::cli {
 namespace {
@@ -60,41 +57,6 @@ TEST_F(CliTest, AWrongVariableIsAnError) {
   ::unsetenv("RLK_JIT");
   EXPECT_EQ(ran.code, 1);
   EXPECT_NE(ran.err.find("RLK_JIT"), std::string::npos) << ran.err;
-}
-
-// The package of these tests has neither a compiler nor generic kernels.
-TEST_F(CliTest, DoctorFailsWhereNothingCanRun) {
-  const Ran ran = run({"doctor"});
-  EXPECT_EQ(ran.code, 1);
-  EXPECT_NE(ran.out.find("fail"), std::string::npos) << ran.out;
-  // The missing file, or that this build never had one.
-  EXPECT_TRUE(ran.out.find("librlk_llvm.so") != std::string::npos ||
-              ran.out.find("no LLVM") != std::string::npos)
-      << ran.out;
-  EXPECT_NE(ran.out.find(folder_), std::string::npos) << ran.out;
-  EXPECT_FALSE(std::filesystem::exists(folder_));
-  const auto json = run_json({"doctor"});
-  EXPECT_EQ(json["healthy"], false);
-  EXPECT_EQ(json["findings"][0]["subject"], "rlk");
-}
-
-TEST_F(CliTest, DoctorTellsTheProcessorsLevel) {
-  const auto host = host_cpu_target();
-  ASSERT_TRUE(host) << "these tests need x86-64-v2";
-  EXPECT_NE(run({"doctor"}).out.find(rlk::name(*host)), std::string::npos);
-}
-
-TEST_F(CliTest, DoctorTellsOfARefusedFolder) {
-  put(folder_, "toy");
-  ASSERT_EQ(::chmod(folder_.c_str(), 0777), 0);
-  const Ran ran = run({"doctor"});
-  EXPECT_EQ(ran.code, 1);
-  EXPECT_NE(ran.out.find("chmod go-w"), std::string::npos) << ran.out;
-}
-
-TEST_F(CliTest, DoctorCountsDamage) {
-  test::write_file(put(folder_, "toy"), "damage");
-  EXPECT_NE(run({"doctor"}).out.find("1 of no use"), std::string::npos);
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ class MainTest : public CliTest {
     ::setenv("rlk_program", RLK_JIT_PROGRAM, 1);
     ::setenv("rlk_folder", folder_.c_str(), 1);
     ::setenv("rlk_package", package_.c_str(), 1);
+    ::setenv("rlk_fake_cuda", std::filesystem::path(RLK_FAKE_CUDA).parent_path().c_str(), 1);
+    ::setenv("rlk_fake_nvrtc", RLK_FAKE_NVRTC, 1);
     ::setenv("rlk_err", (temp_ / "err").c_str(), 1);
     const std::string script =
         "rlk() { \"$rlk_program\" --cache-dir \"$rlk_folder\" --package \"$rlk_package\" \"$@\"; "
@@ -66,6 +68,24 @@ TEST_F(MainTest, AFullDiskIsAnError) {
   const Ran ran = bash("rlk list > /dev/full");
   EXPECT_EQ(ran.code, 1);
   EXPECT_NE(ran.err.find("stdout"), std::string::npos) << ran.err;
+}
+
+// The package has no kernel and no compiler for the CPU: a machine whose GPU runs is healthy.
+TEST_F(MainTest, DoctorFindsTheDriverItself) {
+  const std::string with_driver = "export LD_LIBRARY_PATH=\"$rlk_fake_cuda\"; ";
+  const std::string with_nvrtc = "export RLK_NVRTC=\"$rlk_fake_nvrtc\"; ";
+  const Ran ran = bash(with_driver + with_nvrtc + "rlk doctor");
+  EXPECT_EQ(ran.code, 0) << ran.out;
+  EXPECT_EQ(ran.err, "");
+  for (const char* part :
+       {"driver      CUDA 12.8", "cuda:1 Fake H100 number 1", "12.99 in ", "warn  cpu calls",
+        "ok    cuda calls  run specialized kernels, compiled at first use"}) {
+    EXPECT_NE(ran.out.find(part), std::string::npos) << part << '\n' << ran.out;
+  }
+  const Ran without = bash(with_driver + "rlk doctor");
+  EXPECT_EQ(without.code, 1);
+  EXPECT_NE(without.out.find("fail  cpu calls"), std::string::npos) << without.out;
+  EXPECT_NE(without.out.find("fail  cuda calls"), std::string::npos) << without.out;
 }
 
 }  // namespace

@@ -37,6 +37,64 @@ TEST_F(CliTest, ShowAsJsonHasMetadataAndDecodedKey) {
   EXPECT_TRUE(shown["problem"].is_null());
 }
 
+// A kernel of CUDA as rlk's compiler describes it.
+std::string put_cuda(const std::string& folder, const std::string& target,
+                     const std::string& made_by) {
+  const std::string kernel = "toy.fwd[V=10]@" + target;
+  const nlohmann::ordered_json metadata = {
+      {"name", kernel},
+      {"target", target},
+      {"options", {"--gpu-architecture=" + target, "--fmad=false"}},
+      {"entries", {"rlk_toy_fwd_rows", "rlk_toy_fwd_main"}},
+      {"constants", {{"kX", 2}}},
+      {"compile_ms", 5138.824373},
+      {"registers", 255},
+      {"shared_bytes", 96},
+      {"dynamic_shared_bytes", 196608},
+      {"spilled_bytes", 0}};
+  cache::DiskStore({.read_write = folder})
+      .put({cache::KeyBuilder().field("op", "toy").field("specialization", kernel).finish().bytes,
+            metadata.dump(), std::vector<std::byte>(10)},
+           made_by);
+  return kernel;
+}
+
+TEST_F(CliTest, ShowTellsWhatACudaKernelTakes) {
+  const std::string kernel = put_cuda(folder_, "sm_90a", "nvrtc-12.9-31f50d4d7c1c475a");
+  const Ran ran = run({"show", kernel});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  for (const char* part :
+       {"  driver     CUDA 12.0 or later\n", "  options               --gpu-architecture=sm_90a\n",
+        "                        --fmad=false\n", "  entries               rlk_toy_fwd_rows\n",
+        "                        rlk_toy_fwd_main\n", "  constants             {\"kX\":2}\n",
+        "  compile_ms            5138.8\n", "  registers             255\n",
+        "  shared_bytes          96\n", "  dynamic_shared_bytes  196608 (192.0 KiB)\n",
+        "  spilled_bytes         0\n"}) {
+    EXPECT_NE(ran.out.find(part), std::string::npos) << part << '\n' << ran.out;
+  }
+  const Ran list = run({"list"});
+  EXPECT_NE(list.out.find(" sm_90a  nvrtc-12.9-31f50d4d7c1c475a  user "), std::string::npos)
+      << list.out;
+}
+
+// A driver takes what any NVRTC of its major made, once it knows the card; our PTX is older than
+// all of them.
+TEST_F(CliTest, ShowTellsTheDriverThatACudaKernelNeeds) {
+  for (const auto& [target, made_by, cuda] :
+       {std::tuple{"sm_80", "nvrtc-12.9-ab", "12.0"}, std::tuple{"sm_100", "nvrtc-12.9-ab", "12.8"},
+        std::tuple{"sm_120", "nvrtc-12.8-ab", "12.8"},
+        std::tuple{"sm_120", "nvrtc-13.0-ab", "13.0"},
+        std::tuple{"sm_90a", "nvrtc-13.0-ab", "13.0"},
+        std::tuple{"compute_80", "nvrtc-13.0-ab", "12.0"}}) {
+    const std::string kernel = put_cuda(folder_, target, made_by);
+    const std::string file = digest_of(kernel) + '.' + made_by;
+    EXPECT_EQ(run_json({"show", file})["driver_needed"], cuda) << target << ' ' << made_by;
+  }
+  put(folder_, name);
+  EXPECT_TRUE(run_json({"show", name})["driver_needed"].is_null());
+  EXPECT_EQ(run({"show", name}).out.find("driver"), std::string::npos);
+}
+
 TEST_F(CliTest, AnExactNameWinsOverLongerOnes) {
   put(folder_, "toy");
   put(folder_, "toy2");
