@@ -169,10 +169,11 @@ def test_the_capture_of_another_thread_survives_a_first_call(first, tmp_path):
 import threading
 {first}
 operands, side, found = tensors(vocab=301), torch.cuda.Stream(), []
-with torch.cuda.stream(side):  # what torch's allocator would ask the driver for
-    room = [torch.empty(size, dtype=torch.uint8, device=DEVICE)
-            for size in (64 << 20, 64 << 20, 1 << 20, 1 << 20, 1 << 20, 4096)]
-    del room
+# What torch's allocator would ask the driver for. torch.cuda.graph() first gives back what is free
+# as a whole, so something small must live in it.
+with torch.cuda.stream(side):
+    kept = torch.empty(64, device=DEVICE)
+    torch.empty(1 << 20, dtype=torch.uint8, device=DEVICE)
 
 def work():
     try:

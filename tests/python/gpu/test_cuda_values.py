@@ -210,9 +210,15 @@ def test_a_float16_gradient_of_a_4096th_spread_over_a_vocabulary_survives():
     upstream = np.full(rows, 1 / 4096, np.float32)
     upstream[0] = 1  # a large one beside them scales the weight's gradient, not that of the others
     given = upload(Problem(p.hidden, p.weight, p.target, None, upstream), "float16")
-    check(given)
-    column = as_float64(given.grads(needs=("hidden",)).hidden)[1:, 0]
+    exact = given.reference().gradients(upstream)
+    grads = given.grads()
+    assert_within(grads.hidden, exact["hidden"])
+    column = as_float64(grads.hidden)[1:, 0]
     np.testing.assert_allclose(column, -1 / 4096, rtol=2e-3)
+    # In the weight's gradient the small rows' hidden states are 4096 times smaller, and so have a
+    # step of their own: that of float16 relative to the largest gradient of the call.
+    error = np.abs(as_float64(grads.weight) - exact["weight"].value)
+    assert (error <= exact["weight"].bound + 2.0**-25).all()
 
 
 def test_weights_changed_in_place_are_seen():
