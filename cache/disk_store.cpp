@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gets, puts and lists entries over the layers.
+// Gets and lists entries over the layers.
 #include "cache/disk_store.hpp"
 
 #include "cache/entry_file.hpp"
 #include "cache/entry_name.hpp"
-#include "runtime/error.hpp"
+#include "cache/never_throwing.hpp"
 #include "runtime/log.hpp"
 
 #include <unistd.h>
@@ -25,29 +25,14 @@ std::string without_trailing_slash(std::string folder) {
 
 bool is_absent(int error) { return error == ENOENT || error == ENOTDIR; }
 
-// Waiting does not cure these, so that each later put would fail the same way.
-bool is_lasting(int error) {
-  return error == EACCES || error == EPERM || error == EROFS || error == ENOSPC || error == EDQUOT;
-}
-
-// The promise not to throw, kept even where there is no memory for a message.
-template <class Call>
-void never_throwing(const char* verb, Call&& call) noexcept {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    try {
-      log().warn("cache: {}: {}", verb, error.what());
-    } catch (...) {
-    }
-  } catch (...) {
-  }
-}
-
 }  // namespace
 
 DiskStore::DiskStore(StoreOptions options, FileSystem& files)
-    : sharing_(options.sharing), files_(files) {
+    : sharing_(options.sharing),
+      budget_bytes_(options.budget_bytes),
+      turn_timeout_(options.turn_timeout),
+      local_folders_(std::move(options.local_folders)),
+      files_(files) {
   if (options.read_write) layers_.push_back({without_trailing_slash(*options.read_write), true});
   for (auto& folder : options.read_only) {
     layers_.push_back({without_trailing_slash(std::move(folder)), false});
@@ -133,41 +118,6 @@ std::vector<std::string> DiskStore::names_of(const Layer& layer, const std::stri
   std::vector<std::string> names;
   for (Dated& item : dated) names.push_back(std::move(std::get<2>(item)));
   return names;
-}
-
-void DiskStore::put(const Entry& entry, std::string_view compiler) noexcept {
-  never_throwing("put", [&] {
-    if (layers_.empty() || !layers_.front().read_write || gave_up_writing_) return;
-    put_into(layers_.front().folder, entry, compiler);
-  });
-}
-
-void DiskStore::put_into(const std::string& folder, const Entry& entry, std::string_view compiler) {
-  if (compiler.empty()) throw InvalidArgument("compiler: expected an identity, got \"\"");
-  const std::string name = entry_file_name(Key{entry.key}.digest(), compiler);
-  const std::string bytes = encode_entry(entry);
-  int error = 0;
-  // Twice: the folder may be removed between its making and the publishing.
-  for (int i = 0; i < 2; ++i) {
-    error = make_folder(files_, folder, sharing_);
-    if (error != 0) break;
-    const FolderTrust trust = check_folder(files_, folder, sharing_);
-    if (is_refused(folder, trust)) return;
-    error = trust.error != 0 ? trust.error : publish(files_, folder, name, bytes, sharing_);
-    if (error != ENOENT) break;
-  }
-  if (is_lasting(error)) {
-    give_up(folder, error);
-  } else if (error != 0) {
-    const std::string problem = fmt::format("put: {}", error_text(error));
-    warn_once(problem, fmt::format("{}: entry not stored: {}", folder, problem));
-  }
-}
-
-void DiskStore::give_up(const std::string& folder, int error) {
-  if (gave_up_writing_.exchange(true)) return;
-  log().warn("cache: {}: not writable ({}); kernels compiled from now on are not stored", folder,
-             error_text(error));
 }
 
 bool DiskStore::is_refused(const std::string& folder, const FolderTrust& trust) {

@@ -19,13 +19,17 @@
 #include "cache/file_system.hpp"
 #include "cache/folder.hpp"
 #include "cache/key.hpp"
+#include "cache/sweep.hpp"
 #include "cache/trust.hpp"
+#include "cache/turn.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +40,11 @@ struct StoreOptions {
   std::optional<std::string> read_write = {};  // absolute folder, made at the first put
   std::vector<std::string> read_only = {};     // absolute folders in order, the built-in layer last
   Sharing sharing = Sharing::owner;            // who else may write the read-write folder
+  std::uint64_t budget_bytes = 0;              // of the read-write folder; 0: no limit
+  std::chrono::milliseconds turn_timeout = k_turn_timeout;
+  // Where locks lie if the read-write folder is on a network file system: the first that is of this
+  // machine alone. Not $TMPDIR, in which the processes of one machine may differ.
+  std::vector<std::string> local_folders = {"/tmp", "/dev/shm"};
 };
 
 struct Layer {
@@ -76,8 +85,17 @@ class DiskStore {
   std::optional<Entry> get(const Key& key, std::string_view compiler) noexcept;
 
   // Publishes the entry under its key and compiler, replacing one that is there. Once permission or
-  // space is found missing, all later puts do nothing.
+  // space is found missing, all later puts do nothing. At most hourly, over all processes, it then
+  // removes the entries over the budget, down to 80 % of it.
   void put(const Entry& entry, std::string_view compiler) noexcept;
+
+  // After a miss, before a compile: waits while another process or thread has the turn for this key
+  // and compiler, until the entry is stored, the turn is free or the time is out. Without a folder
+  // that can be written or a lock that can be had, the turn is free.
+  Turn take_turn(const Key& key, std::string_view compiler, std::stop_token stop = {}) noexcept;
+
+  // Removes entries of the read-write layer now.
+  Swept prune(const SweepLimits& limits) noexcept;
 
   // Every entry of every layer, in layer order; files that vanish meanwhile are left out.
   std::vector<ListedEntry> list() noexcept;
@@ -88,7 +106,13 @@ class DiskStore {
   std::optional<Entry> get_from(const Layer& layer, const Key& key, std::string_view compiler);
   std::optional<Entry> get_file(const Layer& layer, const std::string& name, const Key& key);
   std::vector<std::string> names_of(const Layer& layer, const std::string& digest);
+  bool is_writing() const;
+  std::optional<int> make_ready(const std::string& folder);
   void put_into(const std::string& folder, const Entry& entry, std::string_view compiler);
+  Turn wait_for_turn(const Key& key, std::string_view compiler, const std::stop_token& stop);
+  std::unique_ptr<FileLock> open_lock(const std::string& folder, const std::string& digest);
+  void warn_without_lock(const std::string& folder, const std::string& problem);
+  void sweep_if_due(const std::string& folder);
   void list_layer(const Layer& layer, std::vector<ListedEntry>& listed);
   bool is_refused(const std::string& folder, const FolderTrust& trust);
   void give_up(const std::string& folder, int error);
@@ -96,6 +120,9 @@ class DiskStore {
 
   std::vector<Layer> layers_;
   Sharing sharing_;
+  std::uint64_t budget_bytes_;
+  std::chrono::milliseconds turn_timeout_;
+  std::vector<std::string> local_folders_;
   FileSystem& files_;
   std::atomic<bool> gave_up_writing_ = false;
   std::mutex warned_mutex_;

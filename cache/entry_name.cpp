@@ -72,4 +72,14 @@ std::string temp_file_name(std::string_view entry_name) {
                      random());
 }
 
+bool is_temp_file_name(std::string_view name) {
+  constexpr std::size_t k_random_digits = 16;
+  constexpr std::string_view k_temp_suffix = ".tmp";
+  const auto is_hex = [](std::string_view text) { return std::ranges::all_of(text, is_hex_digit); };
+  return name.size() == 2 + k_digest_digits + k_random_digits + k_temp_suffix.size() &&
+         name.starts_with('.') && is_hex(name.substr(1, k_digest_digits)) &&
+         name[1 + k_digest_digits] == '.' &&
+         is_hex(name.substr(2 + k_digest_digits, k_random_digits)) && name.ends_with(k_temp_suffix);
+}
+
 }  // namespace rlk::cache

@@ -22,5 +22,6 @@ std::optional<EntryFileName> parse_entry_file_name(std::string_view name);
 
 // Where an entry of that name is written before it is renamed; another at each call.
 std::string temp_file_name(std::string_view entry_name);
+bool is_temp_file_name(std::string_view name);
 
 }  // namespace rlk::cache

@@ -5,10 +5,13 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <iterator>
 #include <string_view>
 #include <system_error>
 
@@ -30,6 +33,33 @@ FileStat file_stat(const struct stat& from) {
   stat.modified_s = from.st_mtim.tv_sec;
   stat.modified_ns = from.st_mtim.tv_nsec;
   return stat;
+}
+
+// File systems that are no network's, by statfs's magic number; older headers lack some of the
+// names. Any other is taken for one: NFS, SMB, Lustre, GPFS, Ceph, FUSE, 9p and whatever is new.
+constexpr std::uint32_t k_node_local_magics[] = {
+    0xef53,      // ext2, ext3, ext4
+    0x58465342,  // xfs
+    0x9123683e,  // btrfs
+    0x01021994,  // tmpfs
+    0x858458f6,  // ramfs
+    0x794c7630,  // overlayfs
+    0xf2f52010,  // f2fs
+    0x2fc12fc1,  // zfs
+    0xca451a4e,  // bcachefs
+    0x73717368,  // squashfs
+    0xe0f5e1e2,  // erofs
+};
+
+// One byte, for writing or nothing.
+int set_lock(int file, short type, std::uint64_t at) {
+  struct flock range{};  // l_pid must be 0
+  range.l_type = type;
+  range.l_whence = SEEK_SET;
+  range.l_start = static_cast<off_t>(at);
+  range.l_len = 1;
+  const int error = error_of(::fcntl(file, F_OFD_SETLK, &range));
+  return error == EACCES ? EAGAIN : error;  // POSIX allows either for a lock that another has
 }
 
 class PosixFileSystem final : public FileSystem {
@@ -61,6 +91,9 @@ class PosixFileSystem final : public FileSystem {
   int fsync(int file) override { return error_of(::fsync(file)); }
   int touch(int file) override { return error_of(::futimens(file, nullptr)); }
   int close(int file) override { return error_of(::close(file)); }
+
+  int lock_byte(int file, std::uint64_t at) override { return set_lock(file, F_WRLCK, at); }
+  int unlock_byte(int file, std::uint64_t at) override { return set_lock(file, F_UNLCK, at); }
 
   Outcome<FileStat> stat(const std::string& path, Links links) override {
     struct stat found{};
@@ -97,6 +130,13 @@ class PosixFileSystem final : public FileSystem {
     return error_of(::rename(from.c_str(), to.c_str()));
   }
   int unlink(const std::string& path) override { return error_of(::unlink(path.c_str())); }
+
+  Outcome<bool> is_node_local(const std::string& path) override {
+    struct statfs found{};
+    if (::statfs(path.c_str(), &found) != 0) return {false, errno};
+    const auto magic = static_cast<std::uint32_t>(found.f_type);
+    return {std::ranges::find(k_node_local_magics, magic) != std::end(k_node_local_magics)};
+  }
 };
 
 }  // namespace

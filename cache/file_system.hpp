@@ -49,6 +49,11 @@ class FileSystem {
   virtual int touch(int file) = 0;  // modification time = now
   virtual int close(int file) = 0;
 
+  // A lock of the open file on one byte (F_OFD_SETLK): the kernel drops it with the file's last
+  // copy, however the process ends. Never waits; EAGAIN: another open file has it.
+  [[nodiscard]] virtual int lock_byte(int file, std::uint64_t at) = 0;
+  virtual int unlock_byte(int file, std::uint64_t at) = 0;
+
   virtual Outcome<FileStat> stat(const std::string& path, Links links) = 0;
   virtual Outcome<std::vector<std::string>> list(const std::string& folder) = 0;  // names
   [[nodiscard]] virtual int access(const std::string& path, int rights) = 0;
@@ -56,6 +61,9 @@ class FileSystem {
   [[nodiscard]] virtual int mkdir(const std::string& path, mode_t mode) = 0;
   [[nodiscard]] virtual int rename(const std::string& from, const std::string& to) = 0;
   virtual int unlink(const std::string& path) = 0;
+
+  // Whether the file system is of this machine alone, so that locks work and cost no network.
+  virtual Outcome<bool> is_node_local(const std::string& path) = 0;
 };
 
 std::string error_text(int error);

@@ -37,9 +37,10 @@ inline mode_t mode_of(const std::string& path) {
   return posix_file_system().stat(path, Links::keep).value.mode;
 }
 
-// Names of all files in a folder, sorted; none if it is absent.
+// Names of all files in a folder but the two that stay, sorted; none if it is absent.
 inline std::vector<std::string> names_in(const std::string& folder) {
   auto names = posix_file_system().list(folder).value;
+  std::erase_if(names, [](const auto& name) { return name == ".swept" || name == ".lock"; });
   std::ranges::sort(names);
   return names;
 }

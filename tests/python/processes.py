@@ -49,6 +49,11 @@ def entries(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name.endswith(".rlk"))
 
 
+def leftovers(folder: Path) -> list[str]:
+    """Names of what no folder of entries should hold, such as temp files."""
+    return sorted({*os.listdir(folder)} - {*entries(folder), ".lock", ".swept"})
+
+
 @dataclass(frozen=True)
 class Ended:
     """A process that exited with 0: what it reported, and its lines on stderr."""

@@ -5,7 +5,7 @@ import os
 import stat
 
 import pytest
-from processes import CALL, entries, run_python
+from processes import CALL, entries, leftovers, run_python
 
 # Out of the environment: what would name a folder.
 NO_FOLDERS = ("RLK_CACHE_DIR", "XDG_CACHE_HOME", "HOME")

@@ -42,6 +42,7 @@ class FaultyFileSystem final : public FileSystem {
   void set_most_bytes_a_call(std::size_t most) { most_bytes_a_call_ = most; }
   void set_space_bytes(std::size_t space) { space_bytes_ = space; }
   void set_read_only() { read_only_ = true; }
+  void set_network_folder(const std::string& folder) { network_folder_ = folder; }
   // Seen before each call, to change the world in between.
   void set_observer(std::function<void(std::string_view verb)> observer) {
     observer_ = std::move(observer);
@@ -104,7 +105,7 @@ class FaultyFileSystem final : public FileSystem {
     } else {
       synced_[path] = std::filesystem::file_size(path);
     }
-    return real_.fsync(file);
+    return 0;  // cut_power() knows what is synced; the disk's milliseconds would prove no more
   }
   int touch(int file) override {
     if (const int error = fault("touch", true)) return error;
@@ -115,6 +116,16 @@ class FaultyFileSystem final : public FileSystem {
     const int error = fault("close");
     paths_.erase(file);
     const int real_error = real_.close(file);
+    return error != 0 ? error : real_error;
+  }
+  int lock_byte(int file, std::uint64_t at) override {
+    if (const int error = fault("lock_byte")) return error;
+    return real_.lock_byte(file, at);
+  }
+  int unlock_byte(int file, std::uint64_t at) override {
+    // Dropped in any case, as by the close that follows.
+    const int error = fault("unlock_byte");
+    const int real_error = real_.unlock_byte(file, at);
     return error != 0 ? error : real_error;
   }
   Outcome<FileStat> stat(const std::string& path, Links links) override {
@@ -156,6 +167,10 @@ class FaultyFileSystem final : public FileSystem {
     synced_.erase(path);
     return real_.unlink(path);
   }
+  Outcome<bool> is_node_local(const std::string& path) override {
+    if (const int error = fault("is_node_local")) return {false, error};
+    return {!path.starts_with(network_folder_) && real_.is_node_local(path).value};
+  }
 
  private:
   struct Rename {
@@ -188,6 +203,7 @@ class FaultyFileSystem final : public FileSystem {
   std::size_t most_bytes_a_call_ = std::numeric_limits<std::size_t>::max();
   std::size_t space_bytes_ = std::numeric_limits<std::size_t>::max();
   bool read_only_ = false;
+  std::string network_folder_ = "nowhere";
   std::function<void(std::string_view)> observer_;
   std::map<int, std::string> paths_;             // of open files
   std::map<std::string, std::uint64_t> synced_;  // bytes that survive a power cut
