@@ -14,8 +14,13 @@ Layers choose_layers(const Settings& settings) {
   auto environment = cache::folder_environment(process_environment);
   environment.rlk_cache_dir = settings.cache_dir;
   auto folder = cache::default_folder(environment);
-  return {{.read_write = std::move(folder.path), .read_only = {builtin_folder(settings)}},
-          std::move(folder.note)};
+  cache::StoreOptions options;
+  options.read_write = std::move(folder.path);
+  options.read_only = settings.cache_path;
+  options.read_only.push_back(builtin_folder(settings));
+  options.sharing = settings.cache_shared_by_group ? cache::Sharing::group : cache::Sharing::owner;
+  options.budget_bytes = settings.cache_size_bytes;
+  return {std::move(options), std::move(folder.note)};
 }
 
 }  // namespace rlk::jit

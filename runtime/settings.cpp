@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 
@@ -19,6 +20,28 @@ int number(const char* variable, const std::string& text, int most) {
   if (value >= 1 && value <= most) return value;
   throw InvalidArgument("{}: expected a whole number from 1 to {}, got \"{}\"", variable, most,
                         text);
+}
+
+std::vector<std::string> cache_path_named(const std::string& list) {
+  std::vector<std::string> folders;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const auto end = std::min(list.find(':', begin), list.size());
+    const auto folder = list.substr(begin, end - begin);
+    begin = end + 1;
+    if (folder.empty()) continue;  // as "$RLK_CACHE_PATH:/more" gives where it was unset
+    // Relative to where? Code would be taken from whatever folder a program is started in.
+    if (folder.front() != '/') {
+      throw InvalidArgument(
+          "RLK_CACHE_PATH: expected absolute folders separated by colons, got \"{}\"", folder);
+    }
+    folders.push_back(folder);
+  }
+  return folders;
+}
+
+bool shared_by_group_named(const std::string& text) {
+  if (text == "group" || text == "owner") return text == "group";
+  throw InvalidArgument("RLK_CACHE_SHARED: expected owner or group, got \"{}\"", text);
 }
 
 // The folder of the library or program that this code was linked into; rlk-jit lies in its bin/.
@@ -48,6 +71,28 @@ bool validate_sync_named(const std::string& text, std::string_view source) {
 
 std::string_view name(Policy policy) {
   return policy == Policy::sync ? "sync" : policy == Policy::async ? "async" : "off";
+}
+
+std::uint64_t bytes_named(const std::string& text, std::string_view source) {
+  std::uint64_t number = 0;
+  const char* text_end = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), text_end, number);
+  std::string unit(end, text_end);
+  for (char& c : unit) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  std::uint64_t factor = unit.empty() || unit == "b" ? 1 : 0;
+  std::uint64_t of_1024 = 1, of_1000 = 1;
+  for (const std::string letter : {"k", "m", "g", "t"}) {
+    of_1024 *= 1024;
+    of_1000 *= 1000;
+    if (unit == letter || unit == letter + "ib") factor = of_1024;
+    if (unit == letter + "b") factor = of_1000;
+  }
+  std::uint64_t bytes = 0;
+  if (error == std::errc{} && factor != 0 && !__builtin_mul_overflow(number, factor, &bytes)) {
+    return bytes;
+  }
+  throw InvalidArgument("{}: expected a size such as 500M, 1GiB or 0 (no limit), got \"{}\"",
+                        source, text);
 }
 
 void set_arch(Settings& settings, const std::string& list, std::string_view source) {
@@ -88,6 +133,11 @@ Settings read_settings(const Lookup& environment) {
     settings.workspace_mib = number("RLK_WORKSPACE_MIB", *text, k_max_workspace_mib);
   }
   settings.cache_dir = environment("RLK_CACHE_DIR");
+  if (auto text = environment("RLK_CACHE_PATH")) settings.cache_path = cache_path_named(*text);
+  if (auto text = environment("RLK_CACHE_SHARED")) {
+    settings.cache_shared_by_group = shared_by_group_named(*text);
+  }
+  if (auto text = environment("RLK_CACHE_SIZE")) settings.cache_size_bytes = bytes_named(*text);
   settings.dump_dir = environment("RLK_DUMP_DIR");
   return settings;
 }

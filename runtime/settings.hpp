@@ -9,6 +9,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace rlk {
 
@@ -28,6 +29,9 @@ struct Settings {
   std::optional<Target> cuda_target;     // RLK_ARCH
   std::optional<int> num_threads;        // RLK_NUM_THREADS
   std::optional<std::string> cache_dir;  // RLK_CACHE_DIR
+  std::vector<std::string> cache_path;   // RLK_CACHE_PATH: read-only layers, absolute, in order
+  bool cache_shared_by_group = false;    // RLK_CACHE_SHARED
+  std::uint64_t cache_size_bytes = std::uint64_t{1} << 30;  // RLK_CACHE_SIZE; 0: no limit
   std::optional<std::string> dump_dir;   // RLK_DUMP_DIR: sources that CUDA's compiler refused
   bool validate_sync = false;            // RLK_VALIDATE: CUDA, values are checked before a launch
   int workspace_mib = 512;               // RLK_WORKSPACE_MIB: CUDA, of a backward, about
@@ -47,6 +51,10 @@ Settings read_settings();
 Policy policy_named(const std::string& text, std::string_view source = "RLK_JIT");
 bool validate_sync_named(const std::string& text, std::string_view source = "RLK_VALIDATE");
 std::string_view name(Policy policy);
+
+// "500000", "512K", "1GiB", "2GB": K, M, G, T and KiB, MiB, ... are powers of 1024, KB, MB, ... of
+// 1000, in either case.
+std::uint64_t bytes_named(const std::string& text, std::string_view source = "RLK_CACHE_SIZE");
 
 // Sets both targets from "x86-64-v3" or "sm_90a,x86-64-v4"; a backend that is not named takes what
 // the device has. Throws InvalidArgument on an unknown name, and on a CPU level that this host

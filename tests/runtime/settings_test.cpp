@@ -35,6 +35,9 @@ TEST(Settings, Defaults) {
   EXPECT_EQ(settings.cuda_target, std::nullopt);
   EXPECT_EQ(settings.num_threads, std::nullopt);
   EXPECT_EQ(settings.cache_dir, std::nullopt);
+  EXPECT_TRUE(settings.cache_path.empty());
+  EXPECT_FALSE(settings.cache_shared_by_group);
+  EXPECT_EQ(settings.cache_size_bytes, 1u << 30);
   EXPECT_EQ(settings.dump_dir, std::nullopt);
   EXPECT_FALSE(settings.validate_sync);
   EXPECT_EQ(settings.workspace_mib, 512);
@@ -47,6 +50,9 @@ TEST(Settings, EveryVariableIsRead) {
                                   {"RLK_ARCH", "x86-64-v2,sm_90a"},
                                   {"RLK_NUM_THREADS", "3"},
                                   {"RLK_CACHE_DIR", "/cache"},
+                                  {"RLK_CACHE_PATH", "/a:/b c"},
+                                  {"RLK_CACHE_SHARED", "group"},
+                                  {"RLK_CACHE_SIZE", "2G"},
                                   {"RLK_DUMP_DIR", "/dump"},
                                   {"RLK_VALIDATE", "sync"},
                                   {"RLK_WORKSPACE_MIB", "64"}});
@@ -56,6 +62,9 @@ TEST(Settings, EveryVariableIsRead) {
   EXPECT_EQ(settings.cuda_target, Target::sm_90a);
   EXPECT_EQ(settings.num_threads, 3);
   EXPECT_EQ(settings.cache_dir, "/cache");
+  EXPECT_EQ(settings.cache_path, (std::vector<std::string>{"/a", "/b c"}));
+  EXPECT_TRUE(settings.cache_shared_by_group);
+  EXPECT_EQ(settings.cache_size_bytes, std::uint64_t{2} << 30);
   EXPECT_EQ(settings.dump_dir, "/dump");
   EXPECT_TRUE(settings.validate_sync);
   EXPECT_EQ(settings.workspace_mib, 64);
@@ -103,9 +112,62 @@ TEST(Settings, WorkspaceMib) {
   }
 }
 
+TEST(Settings, CachePath) {
+  using Folders = std::vector<std::string>;
+  EXPECT_EQ(read({{"RLK_CACHE_PATH", "/a"}}).cache_path, Folders{"/a"});
+  EXPECT_EQ(read({{"RLK_CACHE_PATH", ":/a::/b:"}}).cache_path, (Folders{"/a", "/b"}));
+  EXPECT_TRUE(read({{"RLK_CACHE_PATH", ":"}}).cache_path.empty());
+  for (const std::string folder : {"a", "./a", "~/a", " /a"}) {
+    EXPECT_EQ(
+        refused("RLK_CACHE_PATH", "/first:" + folder),
+        "RLK_CACHE_PATH: expected absolute folders separated by colons, got \"" + folder + "\"");
+  }
+}
+
+TEST(Settings, CacheShared) {
+  EXPECT_FALSE(read({{"RLK_CACHE_SHARED", "owner"}}).cache_shared_by_group);
+  for (const std::string text : {"all", "1", "Group", "group "}) {
+    EXPECT_EQ(refused("RLK_CACHE_SHARED", text),
+              "RLK_CACHE_SHARED: expected owner or group, got \"" + text + "\"");
+  }
+}
+
+TEST(Settings, CacheSize) {
+  const std::map<std::string, std::uint64_t> sizes = {
+      {"0", 0},
+      {"1", 1},
+      {"500000", 500000},
+      {"500000B", 500000},
+      {"3K", 3 << 10},
+      {"3KiB", 3 << 10},
+      {"3kb", 3000},
+      {"512m", 512 << 20},
+      {"512MiB", 512 << 20},
+      {"512MB", 512000000},
+      {"2g", std::uint64_t{2} << 30},
+      {"2gib", std::uint64_t{2} << 30},
+      {"1GB", 1000000000},
+      {"1T", std::uint64_t{1} << 40},
+      {"16777215T", std::uint64_t{16777215} << 40},
+  };
+  for (const auto& [text, bytes] : sizes) {
+    EXPECT_EQ(read({{"RLK_CACHE_SIZE", text}}).cache_size_bytes, bytes) << text;
+  }
+  for (const std::string text : {"G", "1.5G", "-1", "+1", " 1G", "1 G", "1G ", "1E", "1Gi", "1GIBI",
+                                 "16777216T", "99999999999999999999", "many", "0x10"}) {
+    EXPECT_EQ(
+        refused("RLK_CACHE_SIZE", text),
+        "RLK_CACHE_SIZE: expected a size such as 500M, 1GiB or 0 (no limit), got \"" + text + "\"");
+  }
+  EXPECT_TRUE(what<InvalidArgument>([] {
+                bytes_named("many", "--max-size");
+              }).starts_with("--max-size: expected a size"));
+}
+
 TEST(Settings, Policy) {
   for (const std::string text : {"on", "Off", "1"}) {
-    EXPECT_EQ(refused("RLK_JIT", text), "RLK_JIT: expected sync, async or off, got \"" + text + "\"");
+    EXPECT_EQ(refused("RLK_JIT", text),
+              "RLK_JIT: expected sync, async or off, got \"" + text + "\"");
   }
 }
 
