@@ -104,7 +104,7 @@ Turn DiskStore::wait_for_turn(const Key& key, std::string_view compiler,
     if (auto entry = get_from(layer, key, compiler)) return {TurnOutcome::stored, std::move(entry)};
     const auto waited = Clock::now() - start;
     if (waited >= turn_timeout_) {
-      warn_once(digest, fmt::format("waited {} s for another process that compiles {}; it is "
+      warn_once(digest, fmt::format("waited {:.3g} s for another process that compiles {}; it is "
                                     "compiled here too and not stored",
                                     std::chrono::duration<double>(waited).count(), digest));
       return {TurnOutcome::timed_out};

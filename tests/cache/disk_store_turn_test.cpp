@@ -252,5 +252,47 @@ TEST_F(TurnTest, LocksThatExcludeNobodyDoNoHarm) {
   EXPECT_EQ(log_.text(), "");
 }
 
+class TurnErrorTest : public TurnTest, public testing::WithParamInterface<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Turn, TurnErrorTest,
+                         testing::Values(ENOSPC, EACCES, EROFS, ESTALE, EINTR, EIO, EMFILE, ENOENT,
+                                         ENOLCK),
+                         [](const auto& values) {
+                           return std::string(::strerrorname_np(values.param));
+                         });
+
+// Whatever fails: the caller compiles, or takes what is stored, and hears of it once at most.
+TEST_P(TurnErrorTest, AtAnyCallTheCallerGoesOn) {
+  for (const bool is_stored : {false, true}) {
+    for (const bool is_lasting : {false, true}) {
+      for (int n = 1;; ++n) {
+        SCOPED_TRACE(n);
+        log_.clear();
+        std::filesystem::remove_all(folder_);
+        std::filesystem::create_directory(folder_);
+        ASSERT_EQ(::chmod(folder_.c_str(), 0700), 0);
+        if (is_stored) test::write_file(path_of(1), encode_entry(entry_of(1)));
+        test::FaultyFileSystem faulty;
+        is_lasting ? faulty.fail_from(n, GetParam()) : faulty.fail_call(n, GetParam());
+        {
+          const Turn turn = impatient(faulty).take_turn(key_of(1), compiler_a);
+          EXPECT_TRUE(turn.outcome == TurnOutcome::stored ? turn.entry == entry_of(1)
+                                                          : is_free(turn));
+          EXPECT_LE(log_.num_lines(), 1) << log_.text();
+        }
+        if (is_stored) {
+          EXPECT_TRUE(store().get(key_of(1), compiler_a) == entry_of(1));
+        }
+        const Turn next = impatient().take_turn(key_of(1), compiler_a);
+        EXPECT_NE(next.outcome, TurnOutcome::timed_out) << "the lock was left behind";
+        if (faulty.num_calls() < n) {
+          EXPECT_GT(n, 10) << "calls of a turn";
+          break;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace rlk::cache
