@@ -101,7 +101,7 @@ void examine_settings(const Context& context, Findings& findings) {
 std::vector<jit::Specialization> generic_variants(Target target) {
   std::vector<jit::Specialization> all;
   for (const jit::Op* op : templates::ops()) {
-    for (auto& spec : op->generic_variants(target)) all.push_back(std::move(spec));
+    for (const auto& spec : op->generic_variants(target)) all.push_back(spec);
   }
   return all;
 }
