@@ -33,7 +33,7 @@ void configure(const std::optional<std::string>& policy, const std::optional<std
       throw InvalidArgument("configure: num_threads: expected a whole number from 1 to {}, got {}",
                             k_max_threads, *num_threads);
     }
-    config.settings.num_threads = *num_threads;
+    config.settings.num_threads = num_threads;
   }
   if (specialize) config.specialize = *specialize;
   if (validate)
