@@ -3,9 +3,12 @@
 include_guard()
 
 set(RLK_LLVM_MAJOR 19)
-# Bitcode is read by the LLVM of the same major or newer, so clang's must be the same.
-find_program(RLK_CLANG NAMES clang++-${RLK_LLVM_MAJOR} clang-${RLK_LLVM_MAJOR}
-             PATHS /usr/lib/llvm-${RLK_LLVM_MAJOR}/bin NO_CACHE)
+# Bitcode is read by the LLVM of the same major or newer, so clang's must be the same. A build
+# without LLVM has no use for it, and is then the same on a machine with clang and without.
+if(RLK_WITH_LLVM)
+  find_program(RLK_CLANG NAMES clang++-${RLK_LLVM_MAJOR} clang-${RLK_LLVM_MAJOR}
+               PATHS /usr/lib/llvm-${RLK_LLVM_MAJOR}/bin NO_CACHE)
+endif()
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set(RLK_CPU_LEVELS armv8-a)

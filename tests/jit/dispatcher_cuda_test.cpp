@@ -19,6 +19,7 @@ TEST_F(DispatcherCudaTest, EachDeviceKindHasItsToolchain) {
   EXPECT_EQ(cpu_compiler_->num_compiles, 0);
   EXPECT_EQ(cpu_loader_->num_loads, 0);
 
+  RLK_NEEDS_CPU_TEMPLATES();
   auto on_cpu = fake_call(7);
   dispatcher->run(on_cpu);
   EXPECT_TRUE(on_cpu.launched.starts_with("linear_logp.fwd[size=7]@x86-64-v")) << on_cpu.launched;
@@ -111,6 +112,7 @@ TEST_F(DispatcherCudaTest, ALoadedKernelLaunchesInACapture) {
 }
 
 TEST_F(DispatcherCudaTest, ACpuCallAsksNoStream) {
+  RLK_NEEDS_CPU_TEMPLATES();
   loader_->captures = true;
   auto call = fake_call(7);
   make()->run(call);
@@ -180,6 +182,7 @@ TEST_F(DispatcherCudaTest, WithoutNvrtcTheGenericRunsWithOneWarning) {
   EXPECT_EQ(compiler_->num_compiles, 0);
   EXPECT_EQ(log_.num_lines(), 1) << log_.text();
   EXPECT_TRUE(log_.contains("install nvidia-cuda-nvrtc-cu12")) << log_.text();
+  RLK_NEEDS_CPU_TEMPLATES();
   // The CPU's compiler is another matter.
   dispatcher->run(fake_call(7));
   EXPECT_EQ(cpu_compiler_->num_compiles, 1);
@@ -219,13 +222,16 @@ TEST_F(DispatcherCudaTest, AnArchForcesEveryDevicesTarget) {
     dispatcher->run(call);
     EXPECT_EQ(call.launched, "linear_logp.fwd[size=7]@compute_80");
   }
-  auto on_cpu = fake_call(7);
-  dispatcher->run(on_cpu);
-  EXPECT_NE(on_cpu.launched.find("@x86-64-v"), std::string::npos) << "it binds CUDA alone";
   dispatcher->configure(config());
   auto call = fake_cuda_call(7);
   dispatcher->run(call);
   EXPECT_EQ(call.launched, "linear_logp.fwd[size=7]@sm_90a");
+
+  RLK_NEEDS_CPU_TEMPLATES();
+  dispatcher->configure(forced);
+  auto on_cpu = fake_call(7);
+  dispatcher->run(on_cpu);
+  EXPECT_NE(on_cpu.launched.find("@x86-64-v"), std::string::npos) << "it binds CUDA alone";
 }
 
 TEST_F(DispatcherCudaTest, SettingsReachTheLaunch) {

@@ -31,6 +31,7 @@ using test::fake_call;
 
 class DispatcherTest : public ::testing::Test {
  protected:
+  void SetUp() override { RLK_NEEDS_CPU_TEMPLATES(); }
   std::unique_ptr<Dispatcher> make(Policy policy = Policy::sync) {
     Config config;
     config.settings.policy = policy;

@@ -41,6 +41,7 @@ TEST(Specialization, GenericKeepsWhatMustBeConstant) {
 }
 
 TEST(Specialization, EachFieldChangesTheKey) {
+  RLK_NEEDS_CPU_TEMPLATES();
   const Specialization specs[] = {
       linear_logp(1, 100, 200),
       linear_logp(2, 100, 200),
@@ -57,6 +58,7 @@ TEST(Specialization, EachFieldChangesTheKey) {
 }
 
 TEST(Specialization, KeyHoldsNoPath) {
+  RLK_NEEDS_CPU_TEMPLATES();
   const auto bytes = build_key(linear_logp(1, 100, 200)).bytes;
   EXPECT_EQ(bytes.find(std::filesystem::current_path().string()), std::string::npos);
   EXPECT_EQ(bytes.find("/"), std::string::npos);

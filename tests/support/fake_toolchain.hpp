@@ -4,6 +4,9 @@
 
 #include "jit/dispatcher.hpp"
 #include "runtime/error.hpp"
+#include "templates/registry.hpp"
+
+#include <gtest/gtest.h>
 
 #include <atomic>
 #include <chrono>
@@ -13,6 +16,11 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+// For what needs a key of a CPU kernel: a build without LLVM has no templates for them.
+#define RLK_NEEDS_CPU_TEMPLATES()                                                    \
+  if (rlk::templates::find_source("linear_logp", rlk::Target::x86_64_v2) == nullptr) \
+  GTEST_SKIP() << "this build has no CPU templates"
 
 namespace rlk::test {
 

@@ -3,6 +3,7 @@
 #include "templates/registry.hpp"
 
 #include "jit/op.hpp"
+#include "tests/support/fake_toolchain.hpp"
 
 #include <gtest/gtest.h>
 
@@ -15,6 +16,7 @@ namespace rlk::templates {
 namespace {
 
 TEST(RegistryTest, EveryOpHasItsSourceForEveryLevel) {
+  RLK_NEEDS_CPU_TEMPLATES();
   ASSERT_FALSE(ops().empty());
   for (const jit::Op* op : ops()) {
     EXPECT_EQ(find_op(op->name), op);
