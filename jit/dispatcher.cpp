@@ -47,9 +47,15 @@ void Dispatcher::run(const OpCall& call) {
 }
 
 const LoadedKernel* Dispatcher::make(const Missing& missing) {
-  const cache::Entry entry = compile(missing.spec, missing.key);                // 7 compile
-  missing.session.store->put(entry, tools(missing.spec).compiler->identity());  // 8 put
-  return load(missing.spec, entry, missing.device);                             // 9 load
+  cache::DiskStore& store = *missing.session.store;
+  const std::string compiler = tools(missing.spec).compiler->identity();
+  const cache::Turn turn = store.take_turn(missing.key, compiler);
+  if (turn.entry) {  // another process was compiling it
+    if (auto kernel = load_cached(missing.spec, *turn.entry, missing.device)) return kernel;
+  }
+  const cache::Entry entry = compile(missing.spec, missing.key);  // 7 compile
+  if (turn.may_put()) store.put(entry, compiler);                 // 8 put
+  return load(missing.spec, entry, missing.device);               // 9 load
 }
 
 Specialization Dispatcher::specialize(const OpCall& call) const {

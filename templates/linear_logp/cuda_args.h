@@ -51,7 +51,8 @@ struct LinearLogpCudaArgs {
   // elsewhere.
   long long vocab, dim, num_rows;
 
-  // Made by the step rows where a mask or ignore_index is given, null elsewhere.
+  // Made by the step rows where a mask or ignore_index is given, null elsewhere and in a forward
+  // that leaves them out, where every row is computed.
   long long* rows;        // [num_rows] the active rows
   long long* num_active;  // [1]
 

@@ -15,10 +15,7 @@ constexpr Int64 k_strip_bytes = Int64{64} << 20;  // of partials, at most
 class Planner {
  public:
   Planner(Arena& arena, const LinearLogpCall& call, const LinearLogpCudaTile& logits)
-      : arena_(arena),
-        call_(call),
-        logits_(logits),
-        compacts_(call.mask.present() || call.ignore_index) {
+      : arena_(arena), call_(call), logits_(logits), compacts_(compacts(call, logits)) {
     plan_.element_bytes = static_cast<int>(size_bytes(call.hidden.dtype));
     unit_ = 16 / plan_.element_bytes;
     args().vocab = call.weight.shape[0];
@@ -68,6 +65,12 @@ class Planner {
   }
 
  private:
+  // Whether active rows are listed first. A forward of one row of tiles costs the same without.
+  static bool compacts(const LinearLogpCall& call, const LinearLogpCudaTile& logits) {
+    if (!call.mask.present() && !call.ignore_index) return false;
+    return call.pass == jit::Pass::bwd || call.target.num_elements() > logits.rows;
+  }
+
   LinearLogpCudaArgs& args() { return plan_.args; }
 
   static float* floats(const Tensor& tensor) {
@@ -195,7 +198,7 @@ class Planner {
   Arena& arena_;
   const LinearLogpCall& call_;
   const LinearLogpCudaTile& logits_;
-  // Whether rows may be inactive. Pointers cannot tell: they are null while bytes are counted.
+  // Pointers cannot tell: they are null while bytes are counted.
   const bool compacts_;
   Int64 unit_ = 8;  // elements in 16 bytes
   CudaPlan plan_;

@@ -175,6 +175,8 @@ extern "C" __global__ void __launch_bounds__(rlk::kMergeRows* rlk::kMergeSegment
   for (int i = 1; i < kMergeSegments; ++i) sum = sum + segment_sum[i][lane];
 
   const Int64 row = call_row(a, active);
+  // Without a list of rows some may have been computed that are not active.
+  if (!a.rows && !is_active(a, row)) return write_neutral(a, row);
   const Int64 target = target_of(a, row);
   const float log_sum = log_f32(sum);
   float logp = nan();

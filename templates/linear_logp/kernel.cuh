@@ -20,7 +20,8 @@
 // (cuda_args.h); other steps have none. Steps with "if" are left out otherwise.
 //
 //   forward                       grid                     if
-//     rlk_linear_logp_fwd_rows      1 x 1024                 a mask or ignore_index is given
+//     rlk_linear_logp_fwd_rows      1 x 1024                 a mask or ignore_index is given (may
+//                                                            be left out: every row is computed)
 //     rlk_linear_logp_fwd_pack      any x 256                an operand or row array needs a copy
 //     for each strip of rows:
 //     rlk_linear_logp_fwd_main      logits tiles of the strip x vocab

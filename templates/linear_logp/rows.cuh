@@ -33,6 +33,12 @@ RLK_DEVICE bool is_active(const Args& a, Int64 row) {
   return !a.mask.data || read_mask(a.mask.data, row * a.mask.stride, a.mask.type);
 }
 
+// What a row that is not active gets in the forward.
+RLK_DEVICE void write_neutral(const Args& a, Int64 row) {
+  a.logp[row] = 0.0f;
+  if (a.row_max) a.row_max[row] = a.row_log_sum[row] = 0.0f;
+}
+
 // Where active row i of the hidden matrix starts.
 template <class T>
 RLK_DEVICE const T* hidden_row(const Args& a, Int64 i) {
@@ -59,10 +65,7 @@ RLK_DEVICE void list_active_rows(const Args& a, bool forward) {
       all += before[i];
     }
     if (active) a.rows[num_listed + sum + __popc(votes & ((1u << lane) - 1))] = row;
-    if (!active && forward && row < a.num_rows) {
-      a.logp[row] = 0.0f;
-      if (a.row_max) a.row_max[row] = a.row_log_sum[row] = 0.0f;
-    }
+    if (!active && forward && row < a.num_rows) write_neutral(a, row);
     num_listed += all;
     __syncthreads();
   }

@@ -178,11 +178,27 @@ TEST_F(LaunchCudaForwardTest, SmallestSizes) {
   for (const Int64 vocab : {1, 2, 192, 193}) {
     for (const Int64 dim : {1, 7, 8, 9}) {
       const auto all = run({.rows = 1, .vocab = vocab, .dim = dim, .ignore_index = -100});
-      EXPECT_EQ(names(), dim == 8 ? "rows main merge" : "rows pack pack main merge");
+      EXPECT_EQ(names(), dim == 8 ? "main merge" : "pack pack main merge");
       const CudaStep& main = all[all.size() - 2];
       EXPECT_EQ(main.blocks, vocab > 192 ? 2u : 1u);
       EXPECT_EQ(main.args.hidden_pitch, dim == 8 ? 0 : round_up(dim, 8)) << "one row has no stride";
       expect_sound_workspace(all, workspace_, DType::bf16);
+    }
+  }
+}
+
+// With one row of tiles nothing is saved by listing them.
+TEST_F(LaunchCudaForwardTest, ActiveRowsAreListedWhereTheyMayBeFewerTiles) {
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    const Int64 tile_rows = dtype == DType::f32 ? 64 : 256;
+    for (const bool has_mask : {false, true}) {
+      CudaCase wanted{.rows = tile_rows, .dtype = dtype, .has_mask = has_mask};
+      if (!has_mask) wanted.ignore_index = -100;
+      EXPECT_EQ(run(wanted).at(0).args.rows, nullptr);
+      EXPECT_EQ(names(), "main merge");
+      ++wanted.rows;
+      EXPECT_NE(run(wanted).at(0).args.rows, nullptr);
+      EXPECT_EQ(names(), "rows main merge");
     }
   }
 }

@@ -34,7 +34,7 @@ TEST_F(ValidateCudaTest, GoodValuesAreLaunchedAfterALook) {
   set(call_.temperature, temperature, DType::f32);
   set(call_.mask, mask, DType::boolean);
   run(call_, case_);
-  EXPECT_EQ(names(), "rows main merge");
+  EXPECT_EQ(names(), "main merge");
   EXPECT_EQ(fake_.num_calls["cuMemcpyDtoH"], 3);
   const auto first = [&](const char* name) {
     return std::ranges::find(fake_.order, name) - fake_.order.begin();
@@ -83,7 +83,7 @@ TEST_F(ValidateCudaTest, InactiveRowsMayHoldAnything) {
   set(call_.mask, mask, DType::f32);
   set(call_.temperature, temperature, DType::f32);
   run(call_, case_);
-  EXPECT_EQ(names(), "rows main merge");
+  EXPECT_EQ(names(), "main merge");
   target_ = {0, -5, 3, -5};
   call_.mask = call_.temperature = {};
   call_.ignore_index = -5;
