@@ -2,7 +2,6 @@
 // Gets and lists entries over the layers.
 #include "cache/disk_store.hpp"
 
-#include "cache/entry_file.hpp"
 #include "cache/entry_name.hpp"
 #include "cache/never_throwing.hpp"
 #include "runtime/log.hpp"
@@ -72,10 +71,17 @@ std::optional<Entry> DiskStore::get_from(const Layer& layer, const Key& key,
   return std::nullopt;
 }
 
+ReadRules DiskStore::read_rules(const Layer& layer) const {
+  ReadRules rules;
+  rules.sharing = sharing_;
+  if (layer.read_write) rules.identity = current_identity();
+  return rules;
+}
+
 std::optional<Entry> DiskStore::get_file(const Layer& layer, const std::string& name,
                                          const Key& key) {
   const std::string path = layer.folder + '/' + name;
-  ReadRules rules{layer.read_write, sharing_, {}};
+  ReadRules rules = read_rules(layer);
   if (layer.read_write) rules.touch_after_s = k_touch_after_s;
   EntryRead read = read_entry(files_, path, rules);
   if (read.status == ReadStatus::ok && read.entry.key != key.bytes) {
@@ -135,13 +141,14 @@ std::vector<ListedEntry> DiskStore::list() noexcept {
 }
 
 void DiskStore::list_layer(const Layer& layer, std::vector<ListedEntry>& listed) {
+  const ReadRules rules = read_rules(layer);
   auto names = files_.list(layer.folder);
   std::ranges::sort(names.value);
   for (const std::string& name : names.value) {
     auto parsed = parse_entry_file_name(name);
     if (!parsed) continue;
     const std::string path = layer.folder + '/' + name;
-    HeaderRead read = read_header(files_, path, {layer.read_write, sharing_, {}});
+    HeaderRead read = read_header(files_, path, rules);
     if (read.status == ReadStatus::absent) continue;
     listed.push_back({.layer = layer,
                       .path = path,

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "cache/entry.hpp"
+#include "cache/entry_file.hpp"
 #include "cache/file_system.hpp"
 #include "cache/folder.hpp"
 #include "cache/key.hpp"
@@ -105,6 +106,7 @@ class DiskStore {
  private:
   std::optional<Entry> get_from(const Layer& layer, const Key& key, std::string_view compiler);
   std::optional<Entry> get_file(const Layer& layer, const std::string& name, const Key& key);
+  ReadRules read_rules(const Layer& layer) const;
   std::vector<std::string> names_of(const Layer& layer, const std::string& digest);
   bool is_writing() const;
   std::optional<int> make_ready(const std::string& folder);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What writes to the read-write folder: put, the turn to compile, the sweep.
 #include "cache/disk_store.hpp"
-#include "cache/entry_file.hpp"
 #include "cache/entry_name.hpp"
 #include "cache/lock_place.hpp"
 #include "cache/never_throwing.hpp"

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <ctime>
 
 namespace rlk::cache {
@@ -56,8 +57,8 @@ bool open_checked(OpenFile& file, FileSystem& files, const std::string& path,
     fail(result, ReadStatus::refused, "expected a regular file, got something else");
     return false;
   }
-  if (rules.check_owner) {
-    if (std::string problem = trust_problem(path, stat.value, rules.sharing, current_identity());
+  if (rules.identity) {
+    if (std::string problem = trust_problem(path, stat.value, rules.sharing, *rules.identity);
         !problem.empty()) {
       fail(result, ReadStatus::refused, std::move(problem));
       return false;
@@ -68,7 +69,7 @@ bool open_checked(OpenFile& file, FileSystem& files, const std::string& path,
 
 // O_NONBLOCK: opening a FIFO for reading would else wait for a writer.
 int open_flags(const ReadRules& rules) {
-  return O_RDONLY | O_NONBLOCK | O_NOCTTY | (rules.check_owner ? O_NOFOLLOW : 0);
+  return O_RDONLY | O_NONBLOCK | O_NOCTTY | (rules.identity ? O_NOFOLLOW : 0);
 }
 
 // Appends `num_bytes` of the file to `bytes`.
@@ -88,12 +89,21 @@ std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-// Reads the head into `bytes` and its sizes; nothing larger is allocated before they agree.
+// Reads the front of the file into `bytes`, in most files with key and metadata, and decodes its
+// sizes; nothing larger is allocated before they agree.
 std::optional<EntrySizes> read_sizes(OpenFile& file, std::string& bytes, ReadResult& result) {
-  if (!read_more(file, bytes, entry_head_bytes, result)) return std::nullopt;
+  constexpr std::uint64_t k_front_bytes = 4096;
+  const auto num_bytes =
+      std::clamp<std::uint64_t>(result.stat.size_bytes, entry_head_bytes, k_front_bytes);
+  if (!read_more(file, bytes, num_bytes, result)) return std::nullopt;
   auto sizes = decode_sizes(as_bytes(bytes), result.stat.size_bytes);
   if (!sizes.value) fail(result, ReadStatus::damaged, std::move(sizes.problem));
   return sizes.value;
+}
+
+// Reads on until `bytes` has the file's first `num_bytes`, or the file ends.
+bool read_up_to(OpenFile& file, std::string& bytes, std::size_t num_bytes, ReadResult& result) {
+  return bytes.size() >= num_bytes || read_more(file, bytes, num_bytes - bytes.size(), result);
 }
 
 EntryRead read_entry_once(FileSystem& files, const std::string& path, const ReadRules& rules) {
@@ -102,9 +112,7 @@ EntryRead read_entry_once(FileSystem& files, const std::string& path, const Read
   if (!open_checked(file, files, path, rules, result)) return result;
   std::string bytes;
   const auto sizes = read_sizes(file, bytes, result);
-  if (!sizes || !read_more(file, bytes, sizes->file_bytes() - entry_head_bytes, result)) {
-    return result;
-  }
+  if (!sizes || !read_up_to(file, bytes, sizes->file_bytes(), result)) return result;
   auto decoded = decode_entry(as_bytes(bytes));
   if (!decoded.value) {
     fail(result, ReadStatus::damaged, std::move(decoded.problem));
@@ -125,16 +133,16 @@ HeaderRead read_header_once(FileSystem& files, const std::string& path, const Re
   std::string bytes;
   const auto sizes = read_sizes(file, bytes, result);
   if (!sizes) return result;
-  bytes.clear();
-  if (!read_more(file, bytes, sizes->key_bytes + sizes->metadata_bytes, result)) return result;
-  if (bytes.size() != sizes->key_bytes + sizes->metadata_bytes) {
+  const std::size_t num_bytes = entry_head_bytes + sizes->key_bytes + sizes->metadata_bytes;
+  if (!read_up_to(file, bytes, num_bytes, result)) return result;
+  if (bytes.size() < num_bytes) {
     fail(result, ReadStatus::damaged, "shorter than its sizes say");
     return result;
   }
   result.status = ReadStatus::ok;
   result.sizes = *sizes;
-  result.key = bytes.substr(0, sizes->key_bytes);
-  result.metadata = bytes.substr(sizes->key_bytes);
+  result.key = bytes.substr(entry_head_bytes, sizes->key_bytes);
+  result.metadata = bytes.substr(entry_head_bytes + sizes->key_bytes, sizes->metadata_bytes);
   return result;
 }
 

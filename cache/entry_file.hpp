@@ -36,7 +36,7 @@ struct HeaderRead : ReadResult {
 // How a file is looked at: one of the read-write layer must be ours (group's) and no symbolic link;
 // one of a read-only layer is trusted as its folder is.
 struct ReadRules {
-  bool check_owner = true;
+  std::optional<Identity> identity;  // who we are; nothing: the file is trusted
   Sharing sharing = Sharing::owner;
   std::optional<std::int64_t> touch_after_s;  // an older file's modification time becomes now
 };
