@@ -38,7 +38,7 @@
 namespace rlk::cache {
 
 struct StoreOptions {
-  std::optional<std::string> read_write = {};  // absolute folder, made at the first put
+  std::optional<std::string> read_write = {};  // absolute folder, made at the first turn or put
   std::vector<std::string> read_only = {};     // absolute folders in order, the built-in layer last
   Sharing sharing = Sharing::owner;            // who else may write the read-write folder
   std::uint64_t budget_bytes = 0;              // of the read-write folder; 0: no limit
