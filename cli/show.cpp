@@ -18,8 +18,9 @@ namespace {
 
 // Reads the whole file, which a listing does not: "" if the checksum is right.
 std::string check_whole(const Kernel& kernel) {
-  const auto read = cache::read_entry(cache::posix_file_system(), kernel.entry.path,
-                                      {kernel.entry.layer.read_write, cache::Sharing::owner, {}});
+  cache::ReadRules rules;
+  if (kernel.entry.layer.read_write) rules.identity = cache::current_identity();
+  const auto read = cache::read_entry(cache::posix_file_system(), kernel.entry.path, rules);
   return read.status == cache::ReadStatus::absent ? "vanished" : read.problem;
 }
 
