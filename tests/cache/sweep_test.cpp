@@ -193,6 +193,8 @@ TEST_F(SweepTest, PutsSweepAtMostHourlyOverAllProcesses) {
   set_age(folder_ + "/.swept", 3601);
   store_for(2).put(entry_of(8), compiler_a);
   EXPECT_EQ(numbers_there(9), (Numbers{8}));
+  for (int i = 9; i < 12; ++i) store_for(2).put(entry_of(i), compiler_a);
+  EXPECT_EQ(numbers_there(12), (Numbers{8, 9, 10, 11})) << "that sweep counts too";
 }
 
 TEST_F(SweepTest, AStampOfTheFutureStopsNoSweep) {
