@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(256)
   for (Int64 i = blockIdx.x; i < num_active(a); i += gridDim.x) {
     const int e = *a.call_shift - a.row_shift[i];
     const float factor = power_of_two(e > 0 ? 0 : e < -126 ? -126 : e);
-    const T* const from = hidden_row<T>(a, i);
+    const T* const from = hidden_row<T>(a, i, call_row(a, i));
 #pragma unroll 1
     for (Int64 col = threadIdx.x; col < pitch; col += 256) {
       const float h = col < dim(a) ? Element<kX>::to_float(from[col]) : 0.0f;

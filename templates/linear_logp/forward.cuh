@@ -24,25 +24,28 @@ RLK_DEVICE float sum_over_lanes(float x) {
 // A leaf of only -inf: take 0 as its maximum, so that terms are exp(-inf) = 0 and not NaN.
 RLK_DEVICE float base_of(float max) { return max == -infinity() ? 0.0f : max; }
 
-// Writes the target's logit of the rows whose target lies in this tile.
-RLK_DEVICE void store_target_logits(LogitsLoop& tile, const LogitsShared& s, float* to) {
+// The dot product with the target, of the rows whose target lies in this tile. Registers have no
+// index, so the thread that holds it looks it up in memory of its own, where the stages were.
+RLK_DEVICE void find_target_dots(LogitsLoop& tile, const LogitsShared& s, float* dots) {
+  constexpr int kPairs = LogitsLoop::kPairsOfThread;
+  static_assert(kLogitsTile.threads() * (kPairs + 1) * int{sizeof(float2)} <=
+                kLogitsTile.shared_bytes(sizeof(T)));
+  const unsigned own = shared_address(stages) + threadIdx.x * (kPairs + 1) * 8;
 #pragma unroll
   for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
     const int row = tile.row(i);
-    const int target = s.target[row];
-    if (target < 0 || row >= s.num_rows) continue;
+    const int element = tile.element(s.target[row]);
+    if (element < 0) continue;
 #pragma unroll
-    for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
-      const float low = tile.at(i, j, 0), high = tile.at(i, j, 1);
-      if ((target & ~1) == tile.col(j)) to[row] = target & 1 ? high : low;
-    }
+    for (int j = 0; j < kPairs; ++j) st_shared(own + j * 8, tile.at(i, j, 0), tile.at(i, j, 1));
+    dots[row] = ld_shared(own + element * 4);
   }
 }
 
 // The leaf's partial of every row of the tile. Order: each thread over its columns ascending, then
 // the lanes of a row pairwise, then the warps of a row.
-RLK_DEVICE void reduce_leaf(LogitsLoop& tile, float* partial_max, float* partial_sum,
-                            int num_rows) {
+RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared& s,
+                            const float* target_dots) {
   __shared__ float shared_max[LogitsLoop::kWarpCols][kLogitsTile.rows];
   __shared__ float shared_sum[LogitsLoop::kWarpCols][kLogitsTile.rows];
   const bool first_lane = threadIdx.x % LogitsLoop::kRowLanes == 0;
@@ -76,8 +79,8 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, float* partial_max, float* partial
     if (first_lane) shared_sum[tile.warp_col()][tile.row(i)] = sum;
   }
   __syncthreads();
-#pragma unroll 1
-  for (int row = threadIdx.x; row < num_rows; row += kLogitsTile.threads()) {
+  const int row = threadIdx.x;
+  if (row < s.num_rows) {
     float max = shared_max[0][row];
     float sum = shared_sum[0][row];
 #pragma unroll
@@ -85,8 +88,14 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, float* partial_max, float* partial
       max = max_f32(max, shared_max[w][row]);
       sum = sum + shared_sum[w][row];
     }
-    partial_max[row] = max;
-    partial_sum[row] = sum;
+    const Int64 strip_row = s.row0 - a.first_row + row;
+    const Int64 to = s.col0 / kLinearLogpLeaf * a.strip_rows + strip_row;
+    a.partial_max[to] = max;
+    a.partial_sum[to] = sum;
+    const int target = s.target[row];
+    if (target >= 0) {
+      a.target_logit[strip_row] = logit(target_dots[row], s.bias[target], s.scale[row]);
+    }
   }
 }
 
@@ -130,11 +139,10 @@ extern "C" __global__ void __launch_bounds__(rlk::kLogitsTile.threads(), rlk::kL
   LogitsLoop tile;
   tile.zero();
   tile.run({s.hidden}, {s.weight}, static_cast<int>(dim(a)), stages);
+  __shared__ float target_dots[kLogitsTile.rows];
+  find_target_dots(tile, s, target_dots);
   make_logits(tile, s);
-  const Int64 to_row = s.row0 - a.first_row;
-  store_target_logits(tile, s, a.target_logit + to_row);
-  const Int64 to = s.col0 / kLinearLogpLeaf * a.strip_rows + to_row;
-  reduce_leaf(tile, a.partial_max + to, a.partial_sum + to, s.num_rows);
+  reduce_leaf(tile, a, s, target_dots);
 }
 
 // Merges a row's partials: segments of leaves ascending, then the segments in order.
@@ -147,37 +155,47 @@ extern "C" __global__ void __launch_bounds__(rlk::kMergeRows* rlk::kMergeSegment
   const Int64 strip_row = Int64{blockIdx.x} * kMergeRows + lane;
   const Int64 active = a.first_row + strip_row;
   const bool real = strip_row < a.strip_rows && active < num_active(a);
-  const Int64 leaves = ceil_div(vocab(a), kLinearLogpLeaf);
-  const Int64 length = ceil_div(leaves, kMergeSegments);
-  const Int64 begin = segment * length;
-  const Int64 end = real ? min(begin + length, leaves) : begin;
+  const int leaves = static_cast<int>(ceil_div(vocab(a), kLinearLogpLeaf));
+  const int length = (leaves + kMergeSegments - 1) / kMergeSegments;
+  const int begin = segment * length;
+  const int count = real ? min(length, leaves - begin) : 0;
+  const float* const first_max = a.partial_max + begin * a.strip_rows + strip_row;
+  const float* const first_sum = a.partial_sum + begin * a.strip_rows + strip_row;
 
   float max = -infinity();
-#pragma unroll 4
-  for (Int64 leaf = begin; leaf < end; ++leaf) {
-    max = max_f32(max, a.partial_max[leaf * a.strip_rows + strip_row]);
+  // Four loads at once; beyond the segment's end they repeat its last leaf.
+#pragma unroll 1
+  for (int i = 0; i < count; i += 4) {
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {
+      max = max_f32(max, first_max[min(i + l, count - 1) * a.strip_rows]);
+    }
   }
   segment_max[segment][lane] = max;
   __syncthreads();
-#pragma unroll
+#pragma unroll 4
   for (int i = 0; i < kMergeSegments; ++i) max = max_f32(max, segment_max[i][lane]);
   const float base = base_of(max);
   float sum = 0.0f;
-#pragma unroll 4
-  for (Int64 leaf = begin; leaf < end; ++leaf) {
-    const Int64 from = leaf * a.strip_rows + strip_row;
-    sum = fma_rn(a.partial_sum[from], exp_f32(a.partial_max[from] - base), sum);
+#pragma unroll 1
+  for (int i = 0; i < count; i += 4) {
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {
+      const Int64 at = min(i + l, count - 1) * a.strip_rows;
+      const float next = fma_rn(first_sum[at], exp_f32(first_max[at] - base), sum);
+      sum = i + l < count ? next : sum;
+    }
   }
   segment_sum[segment][lane] = sum;
   __syncthreads();
   if (segment != 0 || !real) return;
-#pragma unroll
+#pragma unroll 5
   for (int i = 1; i < kMergeSegments; ++i) sum = sum + segment_sum[i][lane];
 
   const Int64 row = call_row(a, active);
-  // Without a list of rows some may have been computed that are not active.
-  if (!a.rows && !is_active(a, row)) return write_neutral(a, row);
   const Int64 target = target_of(a, row);
+  // Without a list of rows some may have been computed that are not active.
+  if (!a.rows && !is_active(a, row, target)) return write_neutral(a, row);
   const float log_sum = log_f32(sum);
   float logp = nan();
   if (target >= 0 && target < vocab(a)) {

@@ -43,13 +43,15 @@ struct TilePosition {
 };
 
 // Tile of this block in a grid of row_tiles * col_tiles blocks; see Args::group_tiles.
-RLK_DEVICE TilePosition tile_position(Int64 row_tiles, Int64 col_tiles, Int64 group_tiles) {
-  const Int64 block = blockIdx.x;
-  const Int64 group = block / (group_tiles * col_tiles);
-  const Int64 within = block - group * group_tiles * col_tiles;
-  const Int64 height = min(group_tiles, row_tiles - group * group_tiles);
-  const Int64 col = within / height;
-  return {group * group_tiles + (within - col * height), col};
+RLK_DEVICE TilePosition tile_position(Int64 row_tiles, Int64 col_tiles, int group_tiles) {
+  // As many as there are blocks at most, so 32 bits hold it all.
+  const unsigned rows = static_cast<unsigned>(row_tiles), cols = static_cast<unsigned>(col_tiles);
+  const unsigned group_rows = min<unsigned>(group_tiles, rows);
+  const unsigned group = blockIdx.x / (group_rows * cols);
+  const unsigned within = blockIdx.x - group * (group_rows * cols);
+  const unsigned height = min(group_rows, rows - group * group_rows);
+  const unsigned col = within / height;
+  return {Int64{group * group_rows + (within - col * height)}, Int64{col}};
 }
 
 // What a tile keeps in shared memory beside the stages.
@@ -57,11 +59,11 @@ struct LogitsShared {
   const void* hidden[kLogitsTile.rows];
   const void* weight[kLogitsTile.cols];
   float scale[kLogitsTile.rows];
-  int target[kLogitsTile.rows];  // column of the tile, or -1
+  int target[kLogitsTile.rows];  // column of the tile, or -1: in the rows beyond num_rows too
   float bias[kLogitsTile.cols];
   // Where the tile lies; kept here because the loop leaves no registers for it.
   Int64 row0, col0;
-  int num_rows, num_cols;
+  int num_rows;
 };
 
 // Fills `s` for active rows [row0, row0 + rows of a tile), of which num_rows are real, and the leaf
@@ -72,23 +74,27 @@ RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int
     s.row0 = row0;
     s.col0 = col0;
     s.num_rows = num_rows;
-    s.num_cols = static_cast<int>(min<Int64>(vocab(a) - col0, kLinearLogpLeaf));
   }
-#pragma unroll 1
-  for (int i = threadIdx.x; i < kLogitsTile.rows; i += kLogitsTile.threads()) {
+  // No loops: the compiler would write them out for every combination of what is given.
+  static_assert(kLogitsTile.rows <= kLogitsTile.threads() &&
+                kLogitsTile.cols <= kLogitsTile.threads());
+  const int i = thread_index();
+  if (i < kLogitsTile.rows) {
     const Int64 active = row0 + min(i, num_rows - 1);
     const Int64 row = call_row(a, active);
-    s.hidden[i] = hidden_row<T>(a, active);
+    s.hidden[i] = hidden_row<T>(a, active, row);
     s.scale[i] = scale_of(a, row);
     const Int64 t = target_of(a, row);
-    s.target[i] =
-        t >= col0 && t < min(col0 + kLinearLogpLeaf, vocab(a)) ? static_cast<int>(t - col0) : -1;
+    const bool here = t >= col0 && t < min(col0 + kLinearLogpLeaf, vocab(a)) && i < num_rows;
+    s.target[i] = here ? static_cast<int>(t - col0) : -1;
   }
-#pragma unroll 1
-  for (int i = threadIdx.x; i < kLogitsTile.cols; i += kLogitsTile.threads()) {
-    const Int64 col = min(col0 + i, vocab(a) - 1);
+  if (i < kLogitsTile.cols) {
+    const bool real = col0 + i < vocab(a);
+    const Int64 col = real ? col0 + i : vocab(a) - 1;
     s.weight[i] = static_cast<const T*>(a.weight) + col * a.weight_pitch;
-    s.bias[i] = a.bias.data ? read_float(a.bias.data, col * a.bias.stride, a.bias.type) : 0.0f;
+    const float bias =
+        a.bias.data ? read_float(a.bias.data, col * a.bias.stride, a.bias.type) : 0.0f;
+    s.bias[i] = real ? bias : -infinity();
   }
   __syncthreads();
 }
@@ -96,7 +102,8 @@ RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int
 // The logit from the dot product. Softcap and logit scale belong here, before the temperature.
 RLK_DEVICE float logit(float dot, float bias, float scale) { return (dot + bias) * scale; }
 
-// Turns dot products into logits; columns beyond the vocabulary become -inf.
+// Turns dot products into logits. Columns beyond the vocabulary repeat the last one with a bias of
+// -inf: they become -inf, or NaN in a row where the last one is inf or NaN and so all is NaN.
 RLK_DEVICE void make_logits(LogitsLoop& tile, const LogitsShared& s) {
   float scale[LogitsLoop::kRowsOfThread];
 #pragma unroll
@@ -108,16 +115,6 @@ RLK_DEVICE void make_logits(LogitsLoop& tile, const LogitsShared& s) {
     for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
       tile.at(i, j, 0) = logit(tile.at(i, j, 0), bias.x, scale[i]);
       tile.at(i, j, 1) = logit(tile.at(i, j, 1), bias.y, scale[i]);
-    }
-  }
-  const int num_cols = s.num_cols;
-  if (num_cols >= kLinearLogpLeaf) return;
-#pragma unroll
-  for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
-#pragma unroll
-    for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
-      if (tile.col(j) >= num_cols) tile.at(i, j, 0) = -infinity();
-      if (tile.col(j) + 1 >= num_cols) tile.at(i, j, 1) = -infinity();
     }
   }
 }

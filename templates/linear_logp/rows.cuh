@@ -28,8 +28,8 @@ RLK_DEVICE float scale_of(const Args& a, Int64 row) {
   return t > 0.0f && t < infinity() ? rcp_rn(t) : nan();
 }
 
-RLK_DEVICE bool is_active(const Args& a, Int64 row) {
-  if (a.has_ignore_index && target_of(a, row) == a.ignore_index) return false;
+RLK_DEVICE bool is_active(const Args& a, Int64 row, Int64 target) {
+  if (a.has_ignore_index && target == a.ignore_index) return false;
   return !a.mask.data || read_mask(a.mask.data, row * a.mask.stride, a.mask.type);
 }
 
@@ -39,10 +39,10 @@ RLK_DEVICE void write_neutral(const Args& a, Int64 row) {
   if (a.row_max) a.row_max[row] = a.row_log_sum[row] = 0.0f;
 }
 
-// Where active row i of the hidden matrix starts.
+// Where active row i of the hidden matrix, row `row` of the call, starts.
 template <class T>
-RLK_DEVICE const T* hidden_row(const Args& a, Int64 i) {
-  return static_cast<const T*>(a.hidden) + (a.hidden_packed ? i : call_row(a, i)) * a.hidden_pitch;
+RLK_DEVICE const T* hidden_row(const Args& a, Int64 i, Int64 row) {
+  return static_cast<const T*>(a.hidden) + (a.hidden_packed ? i : row) * a.hidden_pitch;
 }
 
 // Lists the active rows, ascending, in one block of 1024 threads. Gives the others, in the forward,
@@ -54,7 +54,7 @@ RLK_DEVICE void list_active_rows(const Args& a, bool forward) {
 #pragma unroll 1
   for (Int64 first = 0; first < a.num_rows; first += 1024) {
     const Int64 row = first + threadIdx.x;
-    const bool active = row < a.num_rows && is_active(a, row);
+    const bool active = row < a.num_rows && is_active(a, row, target_of(a, row));
     const unsigned votes = __ballot_sync(kFullWarp, active);
     if (lane == 0) before[warp] = __popc(votes);
     __syncthreads();
@@ -72,37 +72,44 @@ RLK_DEVICE void list_active_rows(const Args& a, bool forward) {
   if (threadIdx.x == 0) *a.num_active = num_listed;
 }
 
-// A block a row; any number of blocks.
+// One row of a copy, by all threads of the block.
 template <class T>
-RLK_DEVICE void pack_rows(const LinearLogpCudaCopy& c) {
-  const Int64 num_rows = c.num_active ? *c.num_active : c.num_rows;
+RLK_DEVICE void pack_row(const LinearLogpCudaCopy& c, Int64 from_offset, Int64 to_offset) {
+  const T* const from = static_cast<const T*>(c.from) + from_offset;
+  T* const to = static_cast<T*>(c.to) + to_offset;
 #pragma unroll 1
-  for (Int64 to = blockIdx.x; to < num_rows; to += gridDim.x) {
-    Int64 row = c.rows ? c.rows[to] : to;
-    const T* from = static_cast<const T*>(c.from);
-#pragma unroll 1
-    for (int axis = c.num_axes - 1; axis >= 0; --axis) {
-      from += row % c.sizes[axis] * c.strides[axis];
-      row /= c.sizes[axis];
-    }
-#pragma unroll 1
-    for (Int64 col = threadIdx.x; col < c.pitch; col += blockDim.x) {
-      static_cast<T*>(c.to)[to * c.pitch + col] =
-          col < c.num_cols ? from[col * c.col_stride] : T{0};
-    }
+  for (Int64 col = threadIdx.x; col < c.pitch; col += blockDim.x) {
+    to[col] = col < c.num_cols ? from[col * c.col_stride] : T{0};
   }
 }
 
+// A block a row; any number of blocks.
 RLK_DEVICE void pack(const LinearLogpCudaCopy& c) {
-  switch (c.element_bytes) {
-    case 1:
-      return pack_rows<unsigned char>(c);
-    case 2:
-      return pack_rows<unsigned short>(c);
-    case 4:
-      return pack_rows<unsigned>(c);
-    default:
-      return pack_rows<unsigned long long>(c);
+  const Int64 num_rows = c.num_active ? *c.num_active : c.num_rows;
+#pragma unroll 1
+  for (Int64 to = blockIdx.x; to < num_rows; to += gridDim.x) {
+    const Int64* const rows = opaque(c.rows);
+    Int64 row = rows ? rows[to] : to;
+    Int64 from = 0;
+#pragma unroll 1
+    for (int axis = c.num_axes - 1; axis >= 0; --axis) {
+      const Int64 rest = row / c.sizes[axis];
+      from += (row - rest * c.sizes[axis]) * c.strides[axis];
+      row = rest;
+    }
+    switch (opaque(c.element_bytes)) {
+      case 1:
+        pack_row<unsigned char>(c, from, to * c.pitch);
+        break;
+      case 2:
+        pack_row<unsigned short>(c, from, to * c.pitch);
+        break;
+      case 4:
+        pack_row<unsigned>(c, from, to * c.pitch);
+        break;
+      default:
+        pack_row<unsigned long long>(c, from, to * c.pitch);
+    }
   }
 }
 

@@ -51,6 +51,20 @@ struct Element<kFloat16> {
   }
 };
 
+// The bits of element i of an array of elements of 1, 2, 4 or 8 bytes.
+RLK_DEVICE unsigned long long read_bits(const void* array, Int64 i, int bytes) {
+  switch (bytes) {
+    case 1:
+      return static_cast<const unsigned char*>(array)[i];
+    case 2:
+      return static_cast<const unsigned short*>(array)[i];
+    case 4:
+      return static_cast<const unsigned*>(array)[i];
+    default:
+      return static_cast<const unsigned long long*>(array)[i];
+  }
+}
+
 // Element i of an array of floats; fp64 is rounded to fp32.
 RLK_DEVICE float read_float(const void* array, Int64 i, int code) {
   if (code == kFloat32) return static_cast<const float*>(array)[i];
@@ -61,31 +75,18 @@ RLK_DEVICE float read_float(const void* array, Int64 i, int code) {
 
 // Element i of an array of integers. Unsigned numbers from 2^63 on become the largest Int64.
 RLK_DEVICE Int64 read_integer(const void* array, Int64 i, int code) {
-  switch (code) {
-    case kSigned + 1:
-      return static_cast<const signed char*>(array)[i];
-    case kSigned + 2:
-      return static_cast<const short*>(array)[i];
-    case kSigned + 4:
-      return static_cast<const int*>(array)[i];
-    case kUnsigned + 1:
-      return static_cast<const unsigned char*>(array)[i];
-    case kUnsigned + 2:
-      return static_cast<const unsigned short*>(array)[i];
-    case kUnsigned + 4:
-      return static_cast<const unsigned*>(array)[i];
-    case kUnsigned + 8: {
-      const Int64 x = static_cast<const Int64*>(array)[i];
-      return x < 0 ? 0x7fffffffffffffffll : x;
-    }
-    default:
-      return static_cast<const Int64*>(array)[i];
-  }
+  const int bytes = code & 15;
+  const Int64 bits = static_cast<Int64>(read_bits(array, i, bytes));
+  const int unused = 64 - 8 * bytes;
+  if (code & kSigned) return bits << unused >> unused;
+  return bits < 0 ? 0x7fffffffffffffffll : bits;
 }
 
 // Whether element i of a mask, of any type, is not zero.
 RLK_DEVICE bool read_mask(const void* array, Int64 i, int code) {
-  return code >= kSigned ? read_integer(array, i, code) != 0 : read_float(array, i, code) != 0.0f;
+  if (code >= kSigned) return read_bits(array, i, code & 15) != 0;
+  const int bytes = code == kFloat32 ? 4 : code == kFloat64 ? 8 : 2;
+  return read_bits(array, i, bytes) << (65 - 8 * bytes) != 0;  // without the sign
 }
 
 template <int kCode>

@@ -89,6 +89,11 @@ class LoopFp32 {
   RLK_DEVICE int warp_col() const { return 0; }
   RLK_DEVICE int row(int i) const { return threadIdx.x / 16 * 4 + i; }
   RLK_DEVICE int col(int j) const { return j / 2 * 64 + threadIdx.x % 16 * 4 + j % 2 * 2; }
+  RLK_DEVICE int element(int col) const {
+    const unsigned from_first = col - this->col(0);
+    const bool has = from_first < kCols && from_first % 64 < 4;
+    return has ? from_first / 64 * 4 + from_first % 64 : -1;
+  }
   RLK_DEVICE float& at(int i, int j, int e) { return sum_[i][2 * j + e]; }
 
   RLK_DEVICE void zero() { set_zero(sum_); }

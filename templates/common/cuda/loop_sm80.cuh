@@ -40,6 +40,12 @@ class LoopSm80 {
   RLK_DEVICE int col(int j) const {
     return warp_col() * (kCols / kWarpCols) + j * 8 + thread_ % 4 * 2;
   }
+  // 2 * j + e where this thread has column `col` of the tile; below 0 where it has not.
+  RLK_DEVICE int element(int col) const {
+    const unsigned from_first = col - this->col(0);
+    const bool has = from_first < kPairsOfThread * 8 && from_first % 8 < 2;
+    return has ? from_first / 8 * 2 + from_first % 8 : -1;
+  }
   RLK_DEVICE float& at(int i, int j, int e) { return c_[i / 2][j][i % 2 * 2 + e]; }
 
   RLK_DEVICE void zero() {
@@ -56,11 +62,12 @@ class LoopSm80 {
     const unsigned first = shared_address(shared);
     const unsigned end = first + kStages * kStageBytes;
     const int num_stages = (num_k + kK - 1) / kK;
-#pragma unroll
+#pragma unroll 1
     for (int stage = 0; stage < kStages - 1; ++stage) {
 #pragma unroll
-      for (int i = 0; i < kCopies; ++i)
+      for (int i = 0; i < kCopies; ++i) {
         copy(i, first + stage * kStageBytes, a, b, stage * kK, num_k);
+      }
       cp_async_commit_group();
     }
     const unsigned offset_a = PanelA::template offset<Side::kA>(warp_row() * (kRows / kWarpRows));
@@ -77,8 +84,8 @@ class LoopSm80 {
     for (int stage = 0; stage < num_stages; ++stage) {
       const unsigned after = reading + kStageBytes == end ? first : reading + kStageBytes;
       // Copies of stages beyond the last one write zeros, which nothing reads: no branch here.
-      multiply<0>(reading, after, offset_a, offset_b, writing, a, b, (stage + kStages - 1) * kK,
-                  num_k);
+      multiply(reading, after, offset_a, offset_b, writing, a, b, (stage + kStages - 1) * kK,
+               num_k);
       writing = reading;
       reading = after;
     }
@@ -96,6 +103,11 @@ class LoopSm80 {
   static_assert(kRows % (kWarpRows * 16) == 0 && kCols % (kWarpCols * 16) == 0 && kStages >= 2);
   static_assert(kBlocksB % 2 == 0);
 
+  // Copies are spread evenly over the places of a stage but the last one, which follows the wait.
+  static constexpr int kCopyPlaces = kSteps * kBlocksB - 1;
+  static RLK_DEVICE constexpr int first_copy(int place) {
+    return min(kCopies, (place * kCopies + kCopyPlaces - 1) / kCopyPlaces);
+  }
   static RLK_DEVICE void copy(int i, unsigned to, const typename PanelA::Source& a,
                               const typename PanelB::Source& b, int k0, int num_k) {
     if (i < PanelA::kCopies) {
@@ -105,46 +117,41 @@ class LoopSm80 {
     }
   }
 
-  // The instructions of one stage from step kStep on. Between them: copies of a later stage, the
-  // fragment of the next block of B, and in the last block of a step the fragments of the next
-  // step's A, each into the registers that were just used for the last time. Before the stage's
-  // last block the warp has read all of the stage and waits for the next one.
-  template <int kStep>
+  // The instructions of one stage, block by block of B in each step of 16 terms. Between them:
+  // copies of a later stage, the fragment of the next block of B, and in the last block of a step
+  // the fragments of the next step's A, each into the registers that were just used for the last
+  // time. Before the stage's last block the warp has read all of the stage and waits for the next
+  // one. One loop over all places: NVRTC spends less on it than on nested ones.
   RLK_DEVICE void multiply(unsigned reading, unsigned after, unsigned offset_a, unsigned offset_b,
                            unsigned writing, const typename PanelA::Source& a,
                            const typename PanelB::Source& b, int next_k, int num_k) {
-    if constexpr (kStep < kSteps) {
-      constexpr bool kLastStep = kStep == kSteps - 1;
-      constexpr int kNext = kLastStep ? 0 : kStep + 1;
-      const unsigned next_stage = kLastStep ? after : reading;
 #pragma unroll
-      for (int n = 0; n < kBlocksB; ++n) {
-        const bool last_block = n == kBlocksB - 1;
-        if (kLastStep && last_block) {
-          cp_async_commit_group();
-          cp_async_wait_group<kStages - 2>();
-          __syncthreads();
-        }
-        if (last_block) {
-          PanelB::read(fragment_b_[0], next_stage + PanelA::kBytes, offset_b, 0, kNext);
-        } else {
-          PanelB::read(fragment_b_[(n + 1) % 2], reading + PanelA::kBytes, offset_b, n + 1, kStep);
-        }
-        constexpr int kPlaces = kSteps * kBlocksB - 1;  // none after the wait
-        const int place = kStep * kBlocksB + n;
-#pragma unroll
-        for (int i = 0; i < kCopies; ++i) {
-          if (i * kPlaces / kCopies == place) copy(i, writing, a, b, next_k, num_k);
-        }
-#pragma unroll
-        for (int m = 0; m < kBlocksA; ++m) {
-          const auto& b_now = fragment_b_[n % 2];
-          Element<kX>::mma(c_[m][2 * n], fragment_a_[m], b_now[0], b_now[1]);
-          Element<kX>::mma(c_[m][2 * n + 1], fragment_a_[m], b_now[2], b_now[3]);
-          if (last_block) PanelA::read(fragment_a_[m], next_stage, offset_a, m, kNext);
-        }
+    for (int place = 0; place <= kCopyPlaces; ++place) {
+      const int step = place / kBlocksB, n = place % kBlocksB;
+      const bool last_step = step == kSteps - 1, last_block = n == kBlocksB - 1;
+      const int next_step = last_step ? 0 : step + 1;
+      const unsigned next_stage = last_step ? after : reading;
+      if (last_step && last_block) {
+        cp_async_commit_group();
+        cp_async_wait_group<kStages - 2>();
+        __syncthreads();
       }
-      multiply<kStep + 1>(reading, after, offset_a, offset_b, writing, a, b, next_k, num_k);
+      if (last_block) {
+        PanelB::read(fragment_b_[0], next_stage + PanelA::kBytes, offset_b, 0, next_step);
+      } else {
+        PanelB::read(fragment_b_[(n + 1) % 2], reading + PanelA::kBytes, offset_b, n + 1, step);
+      }
+#pragma unroll
+      for (int i = first_copy(place); i < first_copy(place + 1); ++i) {
+        copy(i, writing, a, b, next_k, num_k);
+      }
+#pragma unroll
+      for (int m = 0; m < kBlocksA; ++m) {
+        const auto& b_now = fragment_b_[n % 2];
+        Element<kX>::mma(c_[m][2 * n], fragment_a_[m], b_now[0], b_now[1]);
+        Element<kX>::mma(c_[m][2 * n + 1], fragment_a_[m], b_now[2], b_now[3]);
+        if (last_block) PanelA::read(fragment_a_[m], next_stage, offset_a, m, next_step);
+      }
     }
   }
 

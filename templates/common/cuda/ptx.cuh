@@ -13,9 +13,32 @@ RLK_DEVICE int thread_index() {
   return x;
 }
 
+// The same value, of which the compiler knows nothing: a loop with a condition on it is not written
+// out once for each case.
+template <class T>
+RLK_DEVICE T opaque(T x) {
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(x));
+  } else {
+    asm volatile("" : "+r"(x));
+  }
+  return x;
+}
+
 // A shared memory address as the 32-bit number that the instructions below take.
 RLK_DEVICE unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Plain accesses to shared memory, of which the compiler knows only their order: it spends no time
+// on what else they may touch.
+RLK_DEVICE void st_shared(unsigned to, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y));
+}
+RLK_DEVICE float ld_shared(unsigned from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
+  return x;
 }
 
 // 16 bytes, the first `bytes` of them read from `from` and the others zero.
