@@ -30,7 +30,6 @@
 #include <mutex>
 #include <optional>
 #include <set>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -93,7 +92,8 @@ class DiskStore {
   // After a miss, before a compile: waits while another process or thread has the turn for this key
   // and compiler, until the entry is stored, the turn is free or the time is out. Without a folder
   // that can be written or a lock that can be had, the turn is free.
-  Turn take_turn(const Key& key, std::string_view compiler, std::stop_token stop = {}) noexcept;
+  Turn take_turn(const Key& key, std::string_view compiler,
+                 const Pause& pause = sleep_for) noexcept;
 
   // Removes entries of the read-write layer now.
   Swept prune(const SweepLimits& limits) noexcept;
@@ -111,7 +111,7 @@ class DiskStore {
   bool is_writing() const;
   std::optional<int> make_ready(const std::string& folder);
   void put_into(const std::string& folder, const Entry& entry, std::string_view compiler);
-  Turn wait_for_turn(const Key& key, std::string_view compiler, const std::stop_token& stop);
+  Turn wait_for_turn(const Key& key, std::string_view compiler, const Pause& pause);
   std::unique_ptr<FileLock> open_lock(const std::string& folder, const std::string& digest);
   void warn_without_lock(const std::string& folder, const std::string& problem);
   void sweep_if_due(const std::string& folder);

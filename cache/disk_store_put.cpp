@@ -9,30 +9,32 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
+#include <thread>
 
 namespace rlk::cache {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
 
 // Waiting does not cure these, so that each later put would fail the same way.
 bool is_lasting(int error) {
   return error == EACCES || error == EPERM || error == EROFS || error == ENOSPC || error == EDQUOT;
 }
 
-// An eighth of the wait so far: short compiles are not waited for much too long, long ones not
-// asked for all the time. False once asked to stop.
-bool pause(Clock::duration waited, const std::stop_token& stop) {
-  using std::chrono::milliseconds;
-  const auto time = std::clamp<Clock::duration>(waited / 8, milliseconds(1), milliseconds(100));
-  std::mutex mutex;
-  std::unique_lock lock(mutex);
-  std::condition_variable_any().wait_for(lock, stop, time, [] { return false; });
-  return !stop.stop_requested();
+// An eighth of the wait so far: who waits for a short compile goes on soon after it, who waits for
+// a long one asks seldom.
+milliseconds pause_after(Clock::duration waited) {
+  const auto eighth = std::chrono::duration_cast<milliseconds>(waited / 8);
+  return std::clamp(eighth, milliseconds(1), milliseconds(100));
 }
 
 }  // namespace
+
+bool sleep_for(milliseconds time) {
+  std::this_thread::sleep_for(time);
+  return true;
+}
 
 bool DiskStore::is_writing() const {
   return !layers_.empty() && layers_.front().read_write && !gave_up_writing_;
@@ -80,17 +82,15 @@ void DiskStore::give_up(const std::string& folder, int error) {
              error_text(error));
 }
 
-Turn DiskStore::take_turn(const Key& key, std::string_view compiler,
-                          std::stop_token stop) noexcept {
+Turn DiskStore::take_turn(const Key& key, std::string_view compiler, const Pause& pause) noexcept {
   Turn turn;
   never_throwing("lock", [&] {
-    if (is_writing()) turn = wait_for_turn(key, compiler, stop);
+    if (is_writing()) turn = wait_for_turn(key, compiler, pause);
   });
   return turn;
 }
 
-Turn DiskStore::wait_for_turn(const Key& key, std::string_view compiler,
-                              const std::stop_token& stop) {
+Turn DiskStore::wait_for_turn(const Key& key, std::string_view compiler, const Pause& pause) {
   const Layer& layer = layers_.front();
   const std::string digest = key.digest();
   auto lock = open_lock(layer.folder, digest);
@@ -108,7 +108,7 @@ Turn DiskStore::wait_for_turn(const Key& key, std::string_view compiler,
                                     std::chrono::duration<double>(waited).count(), digest));
       return {TurnOutcome::timed_out};
     }
-    if (!pause(waited, stop)) return {TurnOutcome::cancelled};
+    if (!pause(pause_after(waited))) return {TurnOutcome::cancelled};
   }
   if (error != 0) {
     warn_without_lock(layer.folder, error_text(error));

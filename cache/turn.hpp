@@ -7,6 +7,7 @@
 #include "cache/file_lock.hpp"
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -19,8 +20,13 @@ enum class TurnOutcome {
   compile,    // compile and put; others wait while the Turn lives
   stored,     // another process was faster: take `entry`. Where it is of no use, compile and put
   timed_out,  // compile, do not put: whoever has the turn does
-  cancelled,  // the caller asked to stop
+  cancelled,  // the caller's Pause said so
 };
+
+// How one waits between two looks: returns after about that time; false: wait no longer. A caller
+// that holds what others need, such as a lock that a fork waits for, lets go of it meanwhile.
+using Pause = std::function<bool(std::chrono::milliseconds)>;
+bool sleep_for(std::chrono::milliseconds time);
 
 struct Turn {
   TurnOutcome outcome = TurnOutcome::compile;

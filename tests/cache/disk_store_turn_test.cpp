@@ -136,11 +136,42 @@ TEST_F(TurnTest, AProcessThatHangsHoldsNobodyForEver) {
 
 TEST_F(TurnTest, AWaitIsCancelled) {
   const Turn turn = store().take_turn(key_of(1), compiler_a);
-  DiskStore other = patient();
-  std::jthread waiting([&](const std::stop_token& stop) {
-    EXPECT_EQ(other.take_turn(key_of(1), compiler_a, stop).outcome, TurnOutcome::cancelled);
+  int num_pauses = 0;
+  const Turn other = patient().take_turn(key_of(1), compiler_a, [&](milliseconds time) {
+    EXPECT_GE(time, milliseconds(1));
+    EXPECT_LE(time, milliseconds(100));
+    return ++num_pauses < 5;
   });
-  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(other.outcome, TurnOutcome::cancelled);
+  EXPECT_EQ(num_pauses, 5);
+  EXPECT_TRUE(is_free(store().take_turn(key_of(2), compiler_a, [](milliseconds) {
+    ADD_FAILURE() << "a free turn waits for nothing";
+    return false;
+  })));
+}
+
+// The dispatcher's: a fork waits for those who build, and those who wait for a turn let it pass.
+TEST_F(TurnTest, ForksPassWhoWaits) {
+  const Turn turn = store().take_turn(key_of(1), compiler_a);
+  std::atomic<int> num_pauses = 0;
+  std::atomic<bool> done = false;
+  std::jthread waiting([&] {
+    patient().take_turn(key_of(1), compiler_a, [&](milliseconds time) {
+      ++num_pauses;
+      return sleep_for(time) && !done;
+    });
+  });
+  while (num_pauses < 3) std::this_thread::yield();
+  for (int i = 0; i < 20; ++i) {
+    // The child has neither the waiting thread nor a copy of what that has open.
+    EXPECT_EQ(test::wait_for_child(test::start_child([&] {
+                return is_free(store().take_turn(key_of(2), compiler_a)) &&
+                       impatient().take_turn(key_of(1), compiler_a).outcome ==
+                           TurnOutcome::timed_out;
+              })),
+              "passed");
+  }
+  done = true;
 }
 
 TEST_F(TurnTest, WithoutAFolderToPutIntoTheTurnIsFree) {
