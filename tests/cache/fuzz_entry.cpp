@@ -50,6 +50,7 @@ void decode_key_and_name(std::string_view text) {
     for (const auto& [tag, value] : *fields) builder.field(tag, value);
     expect(builder.finish().bytes == text);
   }
+  text = text.substr(0, 300);  // longer than a name gets
   if (const auto name = parse_entry_file_name(text)) expect(text.starts_with(name->digest));
   is_temp_file_name(text);
   const std::string digest = Key{std::string(text)}.digest();
