@@ -27,7 +27,7 @@ def test_a_second_process_compiles_nothing(tmp_path, expected):
     assert (first.report["compiles"], first.report["disk_hits"]) == (1, 0)
     assert first.report["llvm"]
     assert len(entries(cache)) == 1
-    assert not [name for name in os.listdir(cache) if name.endswith(".tmp")]
+    assert not leftovers(cache)
     second = run_python(CALL, RLK_CACHE_DIR=str(cache))
     assert (second.report["compiles"], second.report["disk_hits"]) == (0, 1)
     assert not second.report["llvm"]  # a warm process never opens the compiler
@@ -254,7 +254,7 @@ def test_damaged_entries_heal(tmp_path):
     assert (healed.report["compiles"], healed.report["disk_hits"]) == (0, len(DAMAGES))
     assert healed.report["logp"] == sound["logp"]
     assert healed.stderr == []
-    assert not [name for name in os.listdir(cache) if name.endswith(".tmp")]
+    assert not leftovers(cache)
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "fifo"])
