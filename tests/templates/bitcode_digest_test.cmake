@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -P: the bitcode of a template must not tell in which folder the tree lay.
+set(RLK_WITH_LLVM ON)
 include(${SOURCE_DIR}/cmake/CpuBitcode.cmake)
 file(REMOVE_RECURSE ${WORK_DIR})
 set(digests "")
