@@ -28,6 +28,7 @@ class UmaskTest : public testing::TestWithParam<mode_t> {
 
 TEST_P(UmaskTest, FoldersAreMadePrivateWithTheirParents) {
   test::TempDir temp;
+  ASSERT_EQ(::chmod(temp.path().c_str(), 0700), 0);  // mkdtemp heeds the umask
   ASSERT_EQ(make_folder(files, temp / "a/b/c", Sharing::owner), 0);
   for (const char* made : {"a", "a/b", "a/b/c"}) EXPECT_EQ(mode_of(temp / made), 0700u) << made;
   ASSERT_EQ(make_folder(files, temp / "g", Sharing::group), 0);
