@@ -7,6 +7,8 @@
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
 
+#include <thread>
+
 namespace rlk::jit {
 
 // Stage 1, bind, is python/bind's: it made the call.
@@ -49,7 +51,14 @@ void Dispatcher::run(const OpCall& call) {
 const LoadedKernel* Dispatcher::make(const Missing& missing) {
   cache::DiskStore& store = *missing.session.store;
   const std::string compiler = tools(missing.spec).compiler->identity();
-  const cache::Turn turn = store.take_turn(missing.key, compiler);
+  // A fork waits for builds, but need not wait for another process's.
+  const auto pause = [this](std::chrono::milliseconds time) {
+    building_.unlock_shared();
+    std::this_thread::sleep_for(time);
+    building_.lock_shared();
+    return true;
+  };
+  const cache::Turn turn = store.take_turn(missing.key, compiler, pause);
   if (turn.entry) {  // another process was compiling it
     if (auto kernel = load_cached(missing.spec, *turn.entry, missing.device)) return kernel;
   }
