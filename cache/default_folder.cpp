@@ -41,7 +41,7 @@ std::optional<std::string> temp_folder(const FolderEnvironment& environment, Fil
   if (!is_folder(files, parent) || !could_write(files, parent)) return std::nullopt;
   // The name is known to all, so that what lies there may be planted: then one that nobody can
   // guess.
-  const std::string known = absolute(fmt::format("{}/rlk-{}", parent, ::geteuid()));
+  std::string known = absolute(fmt::format("{}/rlk-{}", parent, ::geteuid()));
   const FolderTrust trust = check_folder(files, known, Sharing::owner);
   const bool is_sound = trust.problem.empty() && (trust.error == 0 || trust.error == ENOENT);
   if (is_sound) return known;

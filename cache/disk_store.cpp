@@ -122,6 +122,7 @@ std::vector<std::string> DiskStore::names_of(const Layer& layer, const std::stri
   }
   std::ranges::sort(dated, std::greater<>());
   std::vector<std::string> names;
+  names.reserve(dated.size());
   for (Dated& item : dated) names.push_back(std::move(std::get<2>(item)));
   return names;
 }

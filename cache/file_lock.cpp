@@ -38,10 +38,9 @@ void abandon_all() {
 }  // namespace
 
 std::uint64_t byte_of_key(std::string_view digest) {
+  digest = digest.substr(0, 15);  // 60 bits: an offset is signed
   std::uint64_t number = 0;
-  // 60 bits: an offset is signed.
-  std::from_chars(digest.data(), digest.data() + std::min<std::size_t>(digest.size(), 15), number,
-                  16);
+  std::from_chars(digest.begin(), digest.end(), number, 16);
   return number + 1;
 }
 

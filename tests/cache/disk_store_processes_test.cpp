@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <functional>
 #include <random>
 #include <thread>
 
@@ -67,7 +68,8 @@ class KillingFileSystem final : public test::ForwardingFileSystem {
 
  private:
   void count() {
-    if (calls_left_ > 0 && --calls_left_ == 0) ::raise(SIGKILL);
+    if (calls_left_ == 1) ::raise(SIGKILL);
+    calls_left_ = std::max(calls_left_ - 1, 0);
   }
 
   int calls_left_ = 0;
@@ -107,6 +109,15 @@ class ProcessesTest : public StoreTest {
     return stored && *stored == entry_of(number) && log_.text().empty();
   }
 
+  // As many children as `count`; the numbers of their processes.
+  static std::vector<pid_t> start_children(int count, const std::function<bool(int)>& body) {
+    std::vector<pid_t> children(static_cast<std::size_t>(count));
+    for (int i = 0; i < count; ++i) {
+      children[static_cast<std::size_t>(i)] = test::start_child([&] { return body(i); });
+    }
+    return children;
+  }
+
   // No matter how it ended: one whole entry, and after a sweep no more.
   void expect_one_entry() {
     EXPECT_EQ(store().get(key_of(1), compiler_a), entry_of(1));
@@ -118,10 +129,8 @@ class ProcessesTest : public StoreTest {
 
 TEST_F(ProcessesTest, OneOf64Compiles) {
   test::SharedMemory<State> state;
-  std::vector<pid_t> children;
-  for (int i = 0; i < k_num_processes; ++i) {
-    children.push_back(test::start_child([&] { return get_or_compile(1, *state); }));
-  }
+  const auto children =
+      start_children(k_num_processes, [&](int) { return get_or_compile(1, *state); });
   for (const pid_t child : children) EXPECT_EQ(test::wait_for_child(child), "passed");
   EXPECT_EQ(state->num_started, 1);
   expect_one_entry();
@@ -131,16 +140,13 @@ TEST_F(ProcessesTest, OneOf64Compiles) {
 TEST_F(ProcessesTest, EightWithManyKeysCompileEachOnce) {
   constexpr int k_num_keys = 12;
   test::SharedMemory<State> state;
-  std::vector<pid_t> children;
-  for (int i = 0; i < 8; ++i) {
-    children.push_back(test::start_child([&, i] {
-      bool passed = true;
-      for (int key = 0; key < k_num_keys; ++key) {
-        passed = get_or_compile((key + i) % k_num_keys, *state) && passed;
-      }
-      return passed;
-    }));
-  }
+  const auto children = start_children(8, [&](int i) {
+    bool passed = true;
+    for (int key = 0; key < k_num_keys; ++key) {
+      passed = get_or_compile((key + i) % k_num_keys, *state) && passed;
+    }
+    return passed;
+  });
   for (const pid_t child : children) EXPECT_EQ(test::wait_for_child(child), "passed");
   EXPECT_EQ(state->num_started, k_num_keys);
   EXPECT_EQ(names_in(folder_).size(), static_cast<std::size_t>(k_num_keys));
@@ -160,10 +166,8 @@ TEST_F(ProcessesTest, AnotherTakesOverFromOneThatIsKilled) {
       kill.at_call = static_cast<int>(1 + random() % 16);
     }
     test::SharedMemory<State> state;
-    std::vector<pid_t> children;
-    for (int i = 0; i < k_num_processes; ++i) {
-      children.push_back(test::start_child([&] { return get_or_compile(1, *state, kill); }));
-    }
+    const auto children =
+        start_children(k_num_processes, [&](int) { return get_or_compile(1, *state, kill); });
     int num_killed_now = 0;
     for (const pid_t child : children) {
       const std::string end = test::wait_for_child(child);
@@ -193,10 +197,8 @@ TEST_F(ProcessesTest, AKillInTheMiddleOfACompileCostsOneCompile) {
     return ::pause() == 0;
   });
   while (state->holder == 0) std::this_thread::yield();
-  std::vector<pid_t> children;
-  for (int i = 0; i < k_num_processes; ++i) {
-    children.push_back(test::start_child([&] { return get_or_compile(1, *state); }));
-  }
+  const auto children =
+      start_children(k_num_processes, [&](int) { return get_or_compile(1, *state); });
   std::this_thread::sleep_for(milliseconds(50));
   EXPECT_EQ(state->num_started, 1);
   EXPECT_EQ(test::kill_child(holder), "signal 9");

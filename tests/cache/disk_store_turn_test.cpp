@@ -101,8 +101,9 @@ TEST_F(TurnTest, AnEntryThatAppearsEndsTheWait) {
 
 TEST_F(TurnTest, KeysDoNotWaitForEachOther) {
   DiskStore one = patient();
-  std::vector<Turn> turns;
-  for (int i = 0; i < 300; ++i) turns.push_back(one.take_turn(key_of(i), compiler_a));
+  std::vector<Turn> turns(300);
+  int number = 0;
+  for (Turn& turn : turns) turn = one.take_turn(key_of(number++), compiler_a);
   for (const Turn& turn : turns) ASSERT_TRUE(is_free(turn) && turn.lock);
 }
 
@@ -270,9 +271,9 @@ TEST_F(TurnTest, LocksThatExcludeNobodyDoNoHarm) {
     int unlock_byte(int, std::uint64_t) override { return 0; }
   } files;
   DiskStore shared = store(files);
-  std::vector<std::jthread> threads;
-  for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([&] {
+  std::vector<std::jthread> threads(8);
+  for (std::jthread& thread : threads) {
+    thread = std::jthread([&] {
       const Turn turn = shared.take_turn(key_of(1), compiler_a);
       if (!turn.entry) shared.put(entry_of(1), compiler_a);
       EXPECT_EQ(shared.get(key_of(1), compiler_a), entry_of(1));
