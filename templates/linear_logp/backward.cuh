@@ -41,6 +41,8 @@ RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const LogitsShared& s, const 
     const int row = tile.row(i);
     const float max = g.max[row], log_sum = g.log_sum[row], grad = g.grad[row];
     const int target = s.target[row];
+    // A column of -inf has no gradient, not even as the target; a row of only -inf stays NaN.
+    const float none = max == -infinity() ? nan() : -infinity();
 #pragma unroll
     for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
 #pragma unroll
@@ -48,8 +50,7 @@ RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const LogitsShared& s, const 
         const float z = tile.at(i, j, e);
         const float p = exp_f32((z - max) - log_sum);
         const float hit = target == tile.col(j) + e ? 1.0f : 0.0f;
-        // A column of -inf has no gradient, not even as the target; a row of only -inf stays NaN.
-        tile.at(i, j, e) = z == -infinity() && max != -infinity() ? 0.0f : grad * (hit - p);
+        tile.at(i, j, e) = z == none ? 0.0f : grad * (hit - p);
       }
     }
   }
@@ -74,21 +75,23 @@ RLK_DEVICE bool stores_whole_chunks(const void* matrix, Int64 row_stride, Int64 
          reinterpret_cast<unsigned long long>(matrix) % 16 == 0;
 }
 
-// Moves the sums of a tile from or to fp32 memory, where they wait for the next wave.
+// Moves the sums of a tile from or to memory, where they wait for the next wave: four of a thread
+// at once, by threads, then by tiles.
 template <bool kLoad, class Loop>
-RLK_DEVICE void move_sums(Loop& tile, float* sums, Int64 pitch, int num_rows, int num_cols) {
+RLK_DEVICE void move_sums(Loop& tile, float* all_sums, Int64 tile_index) {
+  float4* const sums = reinterpret_cast<float4*>(all_sums) +
+                       tile_index * (Loop::kRows * Loop::kCols / 4) + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < Loop::kRowsOfThread; ++i) {
-    if (tile.row(i) >= num_rows) continue;
 #pragma unroll
-    for (int j = 0; j < Loop::kPairsOfThread; ++j) {
-      if (tile.col(j) >= num_cols) continue;
-      float2* const at = reinterpret_cast<float2*>(sums + tile.row(i) * pitch + tile.col(j));
+    for (int j = 0; j < Loop::kPairsOfThread; j += 2) {
+      float4& at = sums[(i * Loop::kPairsOfThread + j) / 2 * Loop::kThreads];
       if (kLoad) {
-        const float2 x = *at;
+        const float4 x = at;
         tile.at(i, j, 0) = x.x, tile.at(i, j, 1) = x.y;
+        tile.at(i, j + 1, 0) = x.z, tile.at(i, j + 1, 1) = x.w;
       } else {
-        *at = float2{tile.at(i, j, 0), tile.at(i, j, 1)};
+        at = float4{tile.at(i, j, 0), tile.at(i, j, 1), tile.at(i, j + 1, 0), tile.at(i, j + 1, 1)};
       }
     }
   }
@@ -129,10 +132,11 @@ extern "C" __global__ void __launch_bounds__(512)
 
 // fp16: hidden rows for grad_weight, each smaller by the power of two that its dZ was raised by
 // beyond the row with the largest gradient, so that one factor undoes both in every element. A
-// block a row.
+// block a row. Other types have no use for it.
 extern "C" __global__ void __launch_bounds__(256)
     rlk_linear_logp_bwd_shift(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
   using namespace rlk;
+  if constexpr (kX != kFloat16) return;
   const Int64 pitch = a.hidden_shifted_pitch;
   T* const to = static_cast<T*>(const_cast<void*>(a.hidden_shifted));
 #pragma unroll 1
@@ -161,8 +165,8 @@ extern "C" __global__ void __launch_bounds__(rlk::kLogitsTile.threads(), rlk::kL
   __shared__ LogitsShared s;
   __shared__ GradShared g;
   const int num_rows = static_cast<int>(min<Int64>(left, kLogitsTile.rows));
-#pragma unroll 1
-  for (int i = threadIdx.x; i < num_rows; i += kLogitsTile.threads()) {
+  const int i = thread_index();
+  if (i < num_rows) {
     const Int64 row = call_row(a, row0 + i);
     g.max[i] = a.row_max[row];
     g.log_sum[i] = a.row_log_sum[row];
@@ -175,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(rlk::kLogitsTile.threads(), rlk::kL
   make_logits(tile, s);
   make_grad_logits(tile, s, g);
   T* const to = static_cast<T*>(a.grad_logits) + s.row0 * a.wave_pitch + (s.col0 - a.wave_begin);
-  store_tile<kX>(tile, {s.num_rows, kLogitsTile.cols, true, 1},
+  store_tile<kX>(tile, {s.num_rows, kLogitsTile.cols, true, 1}, stages,
                  [&](int row) { return to + row * a.wave_pitch; });
 }
 
@@ -184,8 +188,9 @@ extern "C" __global__ void __launch_bounds__(rlk::kGradientTile.threads(),
     rlk_linear_logp_bwd_dh(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
   using namespace rlk;
   using Loop = Loops<kX, GradientShape>::KL;
-  const TilePosition at = tile_position(ceil_div(a.num_rows, kGradientTile.rows),
-                                        ceil_div(dim(a), kGradientTile.cols), a.group_tiles);
+  const Int64 col_tiles = ceil_div(dim(a), kGradientTile.cols);
+  const TilePosition at =
+      tile_position(ceil_div(a.num_rows, kGradientTile.rows), col_tiles, a.group_tiles);
   const Int64 row0 = at.row * kGradientTile.rows;
   const Int64 col0 = at.col * kGradientTile.cols;
   const Int64 left = num_active(a) - row0;
@@ -196,21 +201,22 @@ extern "C" __global__ void __launch_bounds__(rlk::kGradientTile.threads(),
   const bool last_wave = a.wave_begin + a.wave_cols >= vocab(a);
 
   __shared__ const void* grad_rows[kGradientTile.rows];
-#pragma unroll 1
-  for (int i = threadIdx.x; i < kGradientTile.rows; i += kGradientTile.threads()) {
+  static_assert(kGradientTile.rows <= kGradientTile.threads());
+  const int i = threadIdx.x;
+  if (i < kGradientTile.rows) {
     grad_rows[i] =
         static_cast<const T*>(a.grad_logits) + (row0 + min(i, num_rows - 1)) * a.wave_pitch;
   }
   __syncthreads();
-  float* const sums = a.grad_hidden_sum + row0 * a.hidden_sum_pitch + col0;
+  const Int64 tile_index = at.row * col_tiles + at.col;
   Loop tile;
   tile.zero();
-  if (!first_wave) move_sums<true>(tile, sums, a.hidden_sum_pitch, num_rows, num_cols);
+  if (!first_wave) move_sums<true>(tile, a.grad_hidden_sum, tile_index);
   tile.run({grad_rows},
            {static_cast<const T*>(a.weight) + a.wave_begin * a.weight_pitch + col0,
             a.weight_pitch * Int64{sizeof(T)}, static_cast<int>(padded_dim(a) - col0)},
            static_cast<int>(a.wave_cols), stages);
-  if (!last_wave) return move_sums<false>(tile, sums, a.hidden_sum_pitch, num_rows, num_cols);
+  if (!last_wave) return move_sums<false>(tile, a.grad_hidden_sum, tile_index);
 
   if constexpr (kX == kFloat16) {
     float factor[Loop::kRowsOfThread];
@@ -226,6 +232,7 @@ extern "C" __global__ void __launch_bounds__(rlk::kGradientTile.threads(),
                   stores_whole_chunks(a.grad_hidden, a.grad_hidden_row_stride,
                                       a.grad_hidden_col_stride, dim(a)),
                   a.grad_hidden_col_stride},
+                 stages,
                  [&](int row) { return to + call_row(a, row0 + row) * a.grad_hidden_row_stride; });
 }
 
@@ -260,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(rlk::kGradientTile.threads(),
                   stores_whole_chunks(a.grad_weight, a.grad_weight_row_stride,
                                       a.grad_weight_col_stride, dim(a)),
                   a.grad_weight_col_stride},
-                 [&](int row) { return to + row * a.grad_weight_row_stride; });
+                 stages, [&](int row) { return to + row * a.grad_weight_row_stride; });
 }
 
 // grad_bias of 32 columns of the wave. Chain c sums active rows c, c + 8, ...; chains join in

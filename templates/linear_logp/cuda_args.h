@@ -99,10 +99,10 @@ struct LinearLogpCudaArgs {
   // The wave is columns [wave_begin, wave_begin + wave_cols) of the vocabulary.
   long long wave_begin;  // a multiple of the leaf
   long long wave_cols;
-  long long wave_pitch;        // wave_cols rounded up to whole leaves, or more: leaves again
-  void* grad_logits;           // [num_rows][wave_pitch] dZ, of type kX
-  float* grad_hidden_sum;      // [num_rows][hidden_sum_pitch], between waves; null with one wave
-  long long hidden_sum_pitch;  // a multiple of 2
+  long long wave_pitch;    // wave_cols rounded up to whole leaves, or more: leaves again
+  void* grad_logits;       // [num_rows][wave_pitch] dZ, of type kX
+  float* grad_hidden_sum;  // whole gradient tiles of [num_rows][dim], one after the other, between
+                           // waves; null with one wave
 
   void* grad_hidden;  // of type kX, or null; rows of the call
   long long grad_hidden_row_stride, grad_hidden_col_stride;

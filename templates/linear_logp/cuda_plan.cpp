@@ -179,19 +179,20 @@ class Planner {
   // Waves of whole leaves and like size, as wide as the budget holds.
   void waves(Int64 rows, Int64 workspace_bytes) {
     const bool dh = args().grad_hidden != nullptr;
-    const Int64 sum_pitch = round_up(args().dim, 2);
+    // Rows and columns of a gradient tile are the same for every target.
+    const auto tile = linear_logp_cuda_gradient_tile(cuda_type(call_.hidden.dtype), 0);
+    const Int64 num_sums = round_up(rows, tile.rows) * round_up(args().dim, tile.cols);
     const Int64 leaf_bytes = rows * plan_.element_bytes * kLinearLogpLeaf;
     const Int64 leaves = ceil_div(args().vocab, kLinearLogpLeaf);
     Int64 most = std::max<Int64>(1, workspace_bytes / leaf_bytes);
     if (most < leaves && dh) {  // the sums of grad_hidden between waves count too
-      most = std::max<Int64>(1, (workspace_bytes - rows * sum_pitch * 4) / leaf_bytes);
+      most = std::max<Int64>(1, (workspace_bytes - num_sums * 4) / leaf_bytes);
     }
     const Int64 wave = ceil_div(leaves, ceil_div(leaves, most)) * kLinearLogpLeaf;
     args().wave_pitch = wave;
     args().grad_logits = arena_.take_bytes(rows * wave * plan_.element_bytes);
     if (dh && wave < args().vocab) {
-      args().grad_hidden_sum = arena_.take<float>(rows * sum_pitch);
-      args().hidden_sum_pitch = sum_pitch;
+      args().grad_hidden_sum = arena_.take<float>(num_sums);
     }
   }
 

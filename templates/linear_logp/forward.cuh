@@ -37,8 +37,9 @@ RLK_DEVICE void find_target_dots(LogitsLoop& tile, const LogitsShared& s, float*
     const int element = tile.element(s.target[row]);
     if (element < 0) continue;
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) st_shared(own + j * 8, tile.at(i, j, 0), tile.at(i, j, 1));
-    dots[row] = ld_shared(own + element * 4);
+    for (int j = 0; j < kPairs; ++j)
+      st_shared_v2_f32(own + j * 8, tile.at(i, j, 0), tile.at(i, j, 1));
+    dots[row] = ld_shared_f32(own + element * 4);
   }
 }
 

@@ -18,7 +18,8 @@ enum TypeCode : int {
   kUnsigned = 32,
 };
 
-// The storage type with a code: Type, float conversions and (16 bits) the matrix instruction.
+// The storage type with a code: Type, float conversions, storing of two elements side by side in
+// shared memory and (16 bits) the matrix instruction.
 template <int kCode>
 struct Element;
 
@@ -27,6 +28,7 @@ struct Element<kFloat32> {
   using Type = float;
   static RLK_DEVICE float to_float(float x) { return x; }
   static RLK_DEVICE float from_float(float x) { return x; }
+  static RLK_DEVICE void store_pair(unsigned to, float x, float y) { st_shared_v2_f32(to, x, y); }
 };
 
 template <>
@@ -34,7 +36,9 @@ struct Element<kBfloat16> {
   using Type = Bits16;
   static RLK_DEVICE float to_float(Bits16 x) { return __uint_as_float(unsigned{x} << 16); }
   static RLK_DEVICE Bits16 from_float(float x) { return cvt_rn_bf16(x); }
-  static RLK_DEVICE unsigned pair(float low, float high) { return cvt_rn_bf16x2(low, high); }
+  static RLK_DEVICE void store_pair(unsigned to, float x, float y) {
+    st_shared_u32(to, cvt_rn_bf16x2(x, y));
+  }
   static RLK_DEVICE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     mma_m16n8k16_bf16(c, a, b0, b1);
   }
@@ -45,7 +49,9 @@ struct Element<kFloat16> {
   using Type = Bits16;
   static RLK_DEVICE float to_float(Bits16 x) { return cvt_f32_f16(x); }
   static RLK_DEVICE Bits16 from_float(float x) { return cvt_rn_f16(x); }
-  static RLK_DEVICE unsigned pair(float low, float high) { return cvt_rn_f16x2(low, high); }
+  static RLK_DEVICE void store_pair(unsigned to, float x, float y) {
+    st_shared_u32(to, cvt_rn_f16x2(x, y));
+  }
   static RLK_DEVICE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     mma_m16n8k16_f16(c, a, b0, b1);
   }

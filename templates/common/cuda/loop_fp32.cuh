@@ -80,11 +80,13 @@ class LoopFp32 {
   using PanelA = PanelOfA<kRows, kK, kThreads>;
   using PanelB = PanelOfB<kCols, kK, kThreads>;
   static constexpr int kStageBytes = PanelA::kBytes + PanelB::kBytes;
+  static constexpr int kSharedBytes = Shape::kStages * kStageBytes;
 
   // See LoopSm80.
   static constexpr int kRowsOfThread = 4;
   static constexpr int kPairsOfThread = kCols / 32;
   static constexpr int kRowLanes = 16;
+  static constexpr int kRowsOfWarp = 8;
   static constexpr int kWarpCols = 1;
   RLK_DEVICE int warp_col() const { return 0; }
   RLK_DEVICE int row(int i) const { return threadIdx.x / 16 * 4 + i; }

@@ -25,6 +25,7 @@ class LoopSm80 {
   using PanelA = PanelOfA<kRows, kK, kThreads>;
   using PanelB = PanelOfB<kCols, kK, kThreads>;
   static constexpr int kStageBytes = PanelA::kBytes + PanelB::kBytes;
+  static constexpr int kSharedBytes = Shape::kStages * kStageBytes;
 
   // A thread has elements at(i, j, 0) and at(i, j, 1) in row(i) and columns col(j), col(j) + 1 of
   // the tile. The lanes of a warp that share a row are kRowLanes in sequence; a row is spread over
@@ -32,6 +33,7 @@ class LoopSm80 {
   static constexpr int kRowsOfThread = kRows / kWarpRows / 8;
   static constexpr int kPairsOfThread = kCols / kWarpCols / 8;
   static constexpr int kRowLanes = 4;
+  static constexpr int kRowsOfWarp = kRows / kWarpRows;
   RLK_DEVICE int warp_row() const { return thread_ / 32 / kWarpCols; }
   RLK_DEVICE int warp_col() const { return thread_ / 32 % kWarpCols; }
   RLK_DEVICE int row(int i) const {

@@ -32,10 +32,13 @@ RLK_DEVICE unsigned shared_address(const void* pointer) {
 
 // Plain accesses to shared memory, of which the compiler knows only their order: it spends no time
 // on what else they may touch.
-RLK_DEVICE void st_shared(unsigned to, float x, float y) {
+RLK_DEVICE void st_shared_v2_f32(unsigned to, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y));
 }
-RLK_DEVICE float ld_shared(unsigned from) {
+RLK_DEVICE void st_shared_u32(unsigned to, unsigned x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x));
+}
+RLK_DEVICE float ld_shared_f32(unsigned from) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
   return x;

@@ -13,67 +13,66 @@ struct StoreBounds {
   Int64 col_stride;
 };
 
-// u[t] of lane s becomes u[s] of lane t, among the four lanes of a quad.
-RLK_DEVICE void transpose_quad(unsigned (&u)[4]) {
-  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-  for (int t = 0; t < 4; t += 2) {
-    const unsigned got = __shfl_xor_sync(kFullWarp, odd ? u[t] : u[t + 1], 1);
-    u[t] = odd ? got : u[t];
-    u[t + 1] = odd ? u[t + 1] : got;
-  }
-#pragma unroll
-  for (int t = 0; t < 2; ++t) {
-    const unsigned got = __shfl_xor_sync(kFullWarp, high ? u[t] : u[t + 2], 2);
-    u[t] = high ? got : u[t];
-    u[t + 2] = high ? u[t + 2] : got;
-  }
-}
-
-// Stores a tile of LoopSm80 or LoopFp32, of type kX. `row_start(row)` gives where a row's column 0
-// is. All threads of a warp take part; rows and columns beyond the bounds are left out.
+// Stores a tile of LoopSm80 or LoopFp32, of type kX, in `shared`, the loop's stages, and from there
+// in short loops whose threads write side by side. `row_start(row)` gives where a row's column 0
+// is. All threads of the block; rows and columns beyond the bounds are left out.
 template <int kX, class Loop, class RowStart>
-RLK_DEVICE void store_tile(Loop& tile, const StoreBounds& bounds, RowStart row_start) {
+RLK_DEVICE void store_tile(Loop& tile, const StoreBounds& bounds, void* shared,
+                           RowStart row_start) {
   using T = Element<kX>::Type;
-  const int q = threadIdx.x % 4;
+  constexpr int kChunk = 16 / sizeof(T);
+  constexpr int kPitch = Loop::kCols + kChunk;  // rows of a warp begin in different banks
+  constexpr int kRowBytes = kPitch * sizeof(T);
+  constexpr bool kOnce = Loop::kRows * kRowBytes <= Loop::kSharedBytes;
+  constexpr int kRows = kOnce ? Loop::kRows : Loop::kRows / 2;  // at once: whole warps
+  static_assert(kRows * kRowBytes <= Loop::kSharedBytes && kRows % Loop::kRowsOfWarp == 0);
+  constexpr int kChunks = Loop::kCols / kChunk, kBatch = 4;
+  static_assert(kRows * kChunks % (kBatch * Loop::kThreads) == 0);
+  const T* const tile_in_shared = static_cast<const T*>(shared);
+
+#pragma unroll 1
+  for (int first = 0; first < Loop::kRows; first += kRows) {
+    if (kOnce || static_cast<unsigned>(tile.row(0) - first) < kRows) {
+      const unsigned own =
+          shared_address(shared) + (tile.row(0) - first) * kRowBytes + tile.col(0) * int{sizeof(T)};
 #pragma unroll
-  for (int i = 0; i < Loop::kRowsOfThread; ++i) {
-    const int row = tile.row(i);
-    const bool real = row < bounds.num_rows;
-    T* const to = real ? row_start(row) : nullptr;
-    if (!bounds.aligned) {
-      if (!real) continue;
+      for (int i = 0; i < Loop::kRowsOfThread; ++i) {
 #pragma unroll
-      for (int j = 0; j < Loop::kPairsOfThread; ++j) {
-        const int col = tile.col(j);
-        if (col < bounds.num_cols) {
-          to[col * bounds.col_stride] = Element<kX>::from_float(tile.at(i, j, 0));
+        for (int j = 0; j < Loop::kPairsOfThread; ++j) {
+          const unsigned to = own + (tile.row(i) - tile.row(0)) * kRowBytes +
+                              (tile.col(j) - tile.col(0)) * int{sizeof(T)};
+          Element<kX>::store_pair(to, tile.at(i, j, 0), tile.at(i, j, 1));
         }
-        if (col + 1 < bounds.num_cols) {
-          to[(col + 1) * bounds.col_stride] = Element<kX>::from_float(tile.at(i, j, 1));
-        }
-      }
-    } else if constexpr (kX == kFloat32) {
-#pragma unroll
-      for (int j = 0; j < Loop::kPairsOfThread; j += 2) {
-        if (!real || tile.col(j) >= bounds.num_cols) continue;
-        *reinterpret_cast<float4*>(to + tile.col(j)) =
-            float4{tile.at(i, j, 0), tile.at(i, j, 1), tile.at(i, j + 1, 0), tile.at(i, j + 1, 1)};
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < Loop::kPairsOfThread; j += 4) {
-        unsigned u[4];
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          u[t] = Element<kX>::pair(tile.at(i, j + t, 0), tile.at(i, j + t, 1));
-        }
-        transpose_quad(u);
-        const int col = tile.col(j) - 2 * q + 8 * q;
-        if (!real || col >= bounds.num_cols) continue;
-        *reinterpret_cast<uint4*>(to + col) = uint4{u[0], u[1], u[2], u[3]};
       }
     }
+    __syncthreads();
+    if (bounds.aligned) {
+#pragma unroll 1
+      for (unsigned item = threadIdx.x; item < kRows * kChunks; item += kBatch * Loop::kThreads) {
+        uint4 chunks[kBatch];
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
+          const unsigned at = item + b * Loop::kThreads;
+          chunks[b] = *reinterpret_cast<const uint4*>(tile_in_shared + at / kChunks * kPitch +
+                                                      at % kChunks * kChunk);
+        }
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
+          const unsigned at = item + b * Loop::kThreads;
+          const int row = first + at / kChunks, col = at % kChunks * kChunk;
+          if (row >= bounds.num_rows || col >= bounds.num_cols) continue;
+          *reinterpret_cast<uint4*>(row_start(row) + col) = chunks[b];
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (unsigned at = threadIdx.x; at < kRows * Loop::kCols; at += Loop::kThreads) {
+        const int row = first + at / Loop::kCols, col = at % Loop::kCols;
+        if (row >= bounds.num_rows || col >= bounds.num_cols) continue;
+        row_start(row)[col * bounds.col_stride] = tile_in_shared[at / Loop::kCols * kPitch + col];
+      }
+    }
+    if (!kOnce) __syncthreads();
   }
 }
 

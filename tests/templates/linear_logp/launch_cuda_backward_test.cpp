@@ -156,13 +156,12 @@ void expect_waves(const std::vector<CudaStep>& all, const CudaCase& wanted) {
   EXPECT_EQ(args.wave_pitch / kLinearLogpLeaf, ceil_div(leaves, static_cast<Int64>(waves.size())))
       << "of like size";
 
-  // Sums of dH between waves are kept in fp32.
+  // Sums of dH between waves are kept in fp32, as whole tiles.
   const bool sums = wanted.needs_hidden && waves.size() > 1;
   EXPECT_EQ(args.grad_hidden_sum != nullptr, sums);
-  const Int64 sum_bytes = sums ? wanted.rows * args.hidden_sum_pitch * 4 : 0;
-  if (sums) {
-    EXPECT_EQ(args.hidden_sum_pitch, round_up(wanted.dim, 2));
-  }
+  const Int64 tile_cols = wanted.dtype == DType::f32 ? 192 : 128;
+  const Int64 sum_bytes =
+      sums ? round_up(wanted.rows, tile_rows) * round_up(wanted.dim, tile_cols) * 4 : 0;
   const Int64 element_bytes = static_cast<Int64>(size_bytes(wanted.dtype));
   const Int64 leaf_bytes = wanted.rows * kLinearLogpLeaf * element_bytes;
   const Int64 budget = Int64{wanted.budget_mib} << 20;

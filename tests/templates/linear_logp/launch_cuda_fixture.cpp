@@ -112,7 +112,9 @@ std::vector<Array> arrays_of(const std::vector<CudaStep>& steps, int element_byt
     add("row_shift", args.row_shift, rows * 4);
     add("call_shift", args.call_shift, 4);
     add("grad_logits", args.grad_logits, rows * args.wave_pitch * element_bytes);
-    add("grad_hidden_sum", args.grad_hidden_sum, rows * args.hidden_sum_pitch * 4);
+    const auto tile = linear_logp_cuda_gradient_tile(element_bytes == 4 ? 1 : 2, 0);
+    add("grad_hidden_sum", args.grad_hidden_sum,
+        round_up(rows, tile.rows) * round_up(args.dim, tile.cols) * 4);
     if (args.hidden_shifted != args.hidden) {
       add("hidden_shifted", args.hidden_shifted, rows * args.hidden_shifted_pitch * element_bytes);
     }
