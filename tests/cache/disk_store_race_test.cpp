@@ -29,6 +29,7 @@ TEST_F(StoreTest, TwoWritersOfOneKeyAndReadersNeverMixGenerations) {
   std::atomic<int> num_writing = 2;
   std::atomic<int> num_read = 0;
   std::vector<std::jthread> threads;
+  threads.reserve(5);
   for (int writer = 0; writer < 2; ++writer) {
     threads.emplace_back([&, writer] {
       for (int i = 0; i < 100; ++i) shared.put(generation(2 * i + writer), compiler_a);

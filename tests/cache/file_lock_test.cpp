@@ -58,9 +58,9 @@ TEST_F(FileLockTest, OneHoldsAByteAtATime) {
 
 TEST_F(FileLockTest, ThreadsExcludeEachOther) {
   std::atomic<int> num_inside = 0, num_taken = 0;
-  std::vector<std::jthread> threads;
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&] {
+  std::vector<std::jthread> threads(4);
+  for (std::jthread& thread : threads) {
+    thread = std::jthread([&] {
       for (int k = 0; k < 200; ++k) {
         auto lock = lock_of(7);
         if (lock->try_lock() != 0) continue;

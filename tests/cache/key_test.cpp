@@ -34,7 +34,7 @@ TEST(Key, SerializationIsFrozen) {
 }
 
 TEST(Key, NoTwoFieldListsGiveOneKey) {
-  const auto key = [](std::vector<KeyField> fields) {
+  const auto key = [](const std::vector<KeyField>& fields) {
     KeyBuilder builder;
     for (const auto& field : fields) builder.field(field.tag, field.value);
     return builder.finish();
