@@ -65,11 +65,13 @@ std::optional<EntryFileName> parse_entry_file_name(std::string_view name) {
   return parsed;
 }
 
-std::string temp_file_name(std::string_view entry_name) {
+std::string temp_file_name(std::string_view name) {
+  const std::string digest = parse_entry_file_name(name)
+                                 ? std::string(name.substr(0, k_digest_digits))
+                                 : Key{std::string(name)}.digest();
   // Not the pid: on a network file system another node may have the same.
   std::random_device random;
-  return fmt::format(".{}.{:08x}{:08x}.tmp", entry_name.substr(0, k_digest_digits), random(),
-                     random());
+  return fmt::format(".{}.{:08x}{:08x}.tmp", digest, random(), random());
 }
 
 bool is_temp_file_name(std::string_view name) {

@@ -20,8 +20,8 @@ struct EntryFileName {
 // Nothing if the name is no entry's (temp files, strangers).
 std::optional<EntryFileName> parse_entry_file_name(std::string_view name);
 
-// Where an entry of that name is written before it is renamed; another at each call.
-std::string temp_file_name(std::string_view entry_name);
+// Where a file of that name is written before it is renamed; another at each call.
+std::string temp_file_name(std::string_view name);
 bool is_temp_file_name(std::string_view name);
 
 }  // namespace rlk::cache

@@ -20,8 +20,10 @@ namespace rlk::cache {
 
 // Whoever sweeps the folder has this byte.
 inline constexpr std::uint64_t k_sweep_byte = 0;
+// Whoever writes to `.usage` has this one, above those of keys.
+inline constexpr std::uint64_t k_usage_byte = (std::uint64_t{1} << 60) + 1;
 
-// The byte of a key, from its digest in hex; never k_sweep_byte.
+// The byte of a key, from its digest in hex; none of the above.
 std::uint64_t byte_of_key(std::string_view digest);
 
 class FileLock {
