@@ -14,13 +14,13 @@ namespace rlk::jit {
 // Stage 1, bind, is python/bind's: it made the call.
 void Dispatcher::run(const OpCall& call) {
   const Op& op = *call.op;
-  op.check(call);                                 // 2 check
-  const Specialization spec = specialize(call);   // 3 specialize
-  const Variant* variant = table_.look_up(spec);  // 4 look up
-  if (variant != nullptr) {
+  op.check(call);                                    // 2 check
+  const Specialization spec = specialize(call);      // 3 specialize
+  KernelTable::Held variant = table_.look_up(spec);  // 4 look up
+  if (variant) {
     memory_hits_.fetch_add(1, std::memory_order_relaxed);
   } else {
-    variant = &table_.look_up_or_build(spec, [&]() -> Variant {
+    variant = table_.look_up_or_build(spec, [&]() -> Variant {
       std::shared_lock building(building_);
       expect_no_capture(call, spec);
       const int device = call.device.index;
@@ -43,12 +43,14 @@ void Dispatcher::run(const OpCall& call) {
         return fall_back(spec, device, error.what());
       }
     });
+    unload_surplus();
   }
-  if (variant->is_fallback) variant = &take_over(call, spec, *variant);
+  if (variant->is_fallback) take_over(call, spec, variant);
+  pin_if_captured(call, spec, variant);
   op.launch(*variant->kernel, call, launch_settings());  // 10 launch
 }
 
-const LoadedKernel* Dispatcher::make(const Missing& missing) {
+KernelPtr Dispatcher::make(const Missing& missing) {
   cache::DiskStore& store = *missing.session.store;
   const std::string compiler = tools(missing.spec).compiler->identity();
   // A fork waits for builds, but need not wait for another process's.
@@ -63,8 +65,17 @@ const LoadedKernel* Dispatcher::make(const Missing& missing) {
     if (auto kernel = load_cached(missing.spec, *turn.entry, missing.device)) return kernel;
   }
   const cache::Entry entry = compile(missing.spec, missing.key);  // 7 compile
-  if (turn.may_put()) store.put(entry, compiler);                 // 8 put
-  return load(missing.spec, entry, missing.device);               // 9 load
+  const auto put = [&] {
+    if (turn.may_put()) store.put(entry, compiler);  // 8 put
+  };
+  try {
+    KernelPtr kernel = load(missing.spec, entry, missing.device);  // 9 load
+    put();  // what does not load would be found, refused and compiled again by every process
+    return kernel;
+  } catch (const DriverError&) {
+    put();  // of the device, not of the code
+    throw;
+  }
 }
 
 Specialization Dispatcher::specialize(const OpCall& call) const {
@@ -95,6 +106,23 @@ void Dispatcher::expect_no_capture(const OpCall& call, const Specialization& spe
       call.op->name, spec.text());
 }
 
+// A graph that holds the kernel may be replayed at any time.
+void Dispatcher::pin_if_captured(const OpCall& call, const Specialization& spec,
+                                 const KernelTable::Held& variant) const {
+  if (variant.is_pinned()) return;
+  if (tools(spec).loader->is_capturing(call.device.index, call.stream)) variant.pin();
+}
+
+void Dispatcher::unload_surplus() {
+  table_.unload(static_cast<std::size_t>(max_kernels_), [&](const LoadedKernel& kernel) {
+    const Toolchain& tools = backend(kernel.target) == Backend::cpu ? cpu_ : cuda_;
+    if (!tools.loader->may_unload()) return false;
+    unloads_.fetch_add(1, std::memory_order_relaxed);
+    log().info("unloads {}", kernel.name);
+    return true;
+  });
+}
+
 std::optional<cache::Entry> Dispatcher::get(const Session& session, const Specialization& spec,
                                             const cache::Key& key) const {
   // With no compiler at hand any entry of the key is a hit: the exact name cannot be asked for.
@@ -117,21 +145,20 @@ cache::Entry Dispatcher::compile(const Specialization& spec, const cache::Key& k
           std::move(compiled.code)};
 }
 
-const LoadedKernel* Dispatcher::load(const Specialization& spec, const cache::Entry& entry,
-                                     int device) {
-  auto kernel = std::make_unique<LoadedKernel>();
+KernelPtr Dispatcher::load(const Specialization& spec, const cache::Entry& entry, int device) {
+  auto kernel = std::make_shared<LoadedKernel>();
   kernel->name = spec.text();
   kernel->target = spec.target;
   runtime::Loader& loader = *tools(spec).loader;
   loader.load(*kernel, entry.payload, spec.op->entries(spec.pass, backend(spec.target)));
   loader.prepare(*kernel, device);
-  return table_.keep(std::move(kernel));
+  return kernel;
 }
 
-const LoadedKernel* Dispatcher::load_cached(const Specialization& spec, const cache::Entry& entry,
-                                            int device) {
+KernelPtr Dispatcher::load_cached(const Specialization& spec, const cache::Entry& entry,
+                                  int device) {
   try {
-    const LoadedKernel* kernel = load(spec, entry, device);
+    KernelPtr kernel = load(spec, entry, device);
     disk_hits_.fetch_add(1, std::memory_order_relaxed);
     log().info("loaded {} from the cache", kernel->name);
     return kernel;
@@ -143,8 +170,8 @@ const LoadedKernel* Dispatcher::load_cached(const Specialization& spec, const ca
   }
 }
 
-const LoadedKernel* Dispatcher::find_generic(const Specialization& spec, int device,
-                                             const std::string& reason) {
+KernelPtr Dispatcher::find_generic(const Specialization& spec, int device,
+                                   const std::string& reason) {
   if (spec.is_generic()) {
     throw Unsupported(
         "{}: target: no kernel for {}: the built-in layer does not hold it and nothing can be "
@@ -152,7 +179,7 @@ const LoadedKernel* Dispatcher::find_generic(const Specialization& spec, int dev
         spec.op->name, spec.text(), reason);
   }
   const Specialization generic = spec.generic();
-  const Variant& variant = table_.look_up_or_build(generic, [&]() -> Variant {
+  const auto variant = table_.look_up_or_build(generic, [&]() -> Variant {
     const Session session = this->session();
     const cache::Key key = build_key(generic);
     if (auto entry = get(session, generic, key)) {
@@ -160,11 +187,11 @@ const LoadedKernel* Dispatcher::find_generic(const Specialization& spec, int dev
     }
     return {.kernel = find_generic(generic, device, reason)};
   });
-  return variant.kernel;
+  return variant->kernel;
 }
 
 Variant Dispatcher::fall_back(const Specialization& spec, int device, const std::string& reason) {
-  const LoadedKernel* generic = find_generic(spec, device, reason);
+  const KernelPtr generic = find_generic(spec, device, reason);
   warn_once(fmt::format("{}: the generic kernel runs instead: {}", spec.text(), reason), reason);
   return {.kernel = generic, .is_fallback = true, .reason = reason};
 }
@@ -184,7 +211,7 @@ Explanation Dispatcher::explain(const OpCall& call) {
     return Explanation{which.text(), build_key(which).digest(),
                        which.is_generic() ? "generic" : "specialized", "", ""};
   };
-  if (const Variant* variant = table_.look_up(spec)) {
+  if (const auto variant = table_.look_up(spec)) {
     auto result = describe(variant->is_fallback ? spec.generic() : spec);
     result.source = "loaded";
     result.reason = variant->is_fallback ? variant->reason : "it runs already in this process";
@@ -210,7 +237,8 @@ Explanation Dispatcher::explain(const OpCall& call) {
 }
 
 CacheInfo Dispatcher::cache_info() const {
-  return {memory_hits_.load(), disk_hits_.load(), compiles_.load(), fallbacks_.load()};
+  return {memory_hits_, disk_hits_, compiles_,
+          fallbacks_,   unloads_,   static_cast<std::int64_t>(table_.num_loaded())};
 }
 
 }  // namespace rlk::jit

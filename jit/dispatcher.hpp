@@ -29,6 +29,8 @@ struct CacheInfo {
   std::int64_t disk_hits = 0;    // kernels loaded from a cache layer
   std::int64_t compiles = 0;     // kernels compiled by this process
   std::int64_t fallbacks = 0;    // calls that ran the generic kernel in place of a specialized one
+  std::int64_t unloads = 0;      // kernels unloaded, to keep to RLK_MAX_KERNELS
+  std::int64_t loaded = 0;       // specialized kernels that are loaded now
 };
 
 // What a call would run, found without compiling, storing or loading anything.
@@ -103,16 +105,17 @@ class Dispatcher {
   std::optional<cache::Entry> get(const Session& session, const Specialization& spec,
                                   const cache::Key& key) const;
   cache::Entry compile(const Specialization& spec, const cache::Key& key);
-  const LoadedKernel* load(const Specialization& spec, const cache::Entry& entry, int device);
-  const LoadedKernel* load_cached(const Specialization& spec, const cache::Entry& entry,
-                                  int device);
-  const LoadedKernel* make(const Missing& missing);
-  const LoadedKernel* find_generic(const Specialization& spec, int device,
-                                   const std::string& reason);
+  KernelPtr load(const Specialization& spec, const cache::Entry& entry, int device);
+  KernelPtr load_cached(const Specialization& spec, const cache::Entry& entry, int device);
+  KernelPtr make(const Missing& missing);
+  void pin_if_captured(const OpCall& call, const Specialization& spec,
+                       const KernelTable::Held& variant) const;
+  void unload_surplus();
+  KernelPtr find_generic(const Specialization& spec, int device, const std::string& reason);
   Variant fall_back(const Specialization& spec, int device, const std::string& reason);
   Variant make_in_background(const Missing& missing);
   void run_in_background(const Missing& missing, ComingKernel& coming);
-  const Variant& take_over(const OpCall& call, const Specialization& spec, const Variant& fallback);
+  void take_over(const OpCall& call, const Specialization& spec, KernelTable::Held& variant);
   void warn_once(const std::string& message, const std::string& reason);
 
   static std::atomic<Dispatcher*> instance_;
@@ -125,6 +128,7 @@ class Dispatcher {
   std::atomic<int> cpu_target_{k_own_target}, cuda_target_{k_own_target};
   std::atomic<bool> specialize_{true}, validate_sync_{false};
   std::atomic<std::int64_t> workspace_bytes_{0};
+  std::atomic<int> max_kernels_{0};  // read as a kernel is loaded
 
   // Shared while stages 5 to 9 run. A fork waits for them: its child would find LLVM, the dynamic
   // linker or the log in the middle of what another thread did, locked for ever.
@@ -137,7 +141,8 @@ class Dispatcher {
 
   Background background_{2};
 
-  mutable std::atomic<std::int64_t> memory_hits_{0}, disk_hits_{0}, compiles_{0}, fallbacks_{0};
+  mutable std::atomic<std::int64_t> memory_hits_{0}, disk_hits_{0}, compiles_{0}, fallbacks_{0},
+      unloads_{0};
 };
 
 }  // namespace rlk::jit

@@ -7,7 +7,7 @@
 namespace rlk::jit {
 
 Variant Dispatcher::make_in_background(const Missing& missing) {
-  const LoadedKernel* generic = nullptr;
+  KernelPtr generic;
   try {
     generic = find_generic(missing.spec, missing.device, "no generic kernel");
   } catch (const Unsupported&) {
@@ -33,7 +33,8 @@ Variant Dispatcher::make_in_background(const Missing& missing) {
 void Dispatcher::run_in_background(const Missing& missing, ComingKernel& coming) {
   const std::shared_lock building(building_);
   try {
-    coming.store(make(missing), std::memory_order_release);
+    coming.kernel = make(missing);
+    coming.is_ready.store(true, std::memory_order_release);
   } catch (const std::exception& error) {
     const std::string reason = error.what();
     warn_once(fmt::format("{}: the generic kernel runs instead: {}", missing.spec.text(), reason),
@@ -42,24 +43,29 @@ void Dispatcher::run_in_background(const Missing& missing, ComingKernel& coming)
       const std::lock_guard lock(mutex_);
       coming_.erase(missing.spec);  // after a configure() it is tried again
     }
-    const Variant* fallback = table_.look_up(missing.spec);
-    if (fallback == nullptr) return;
+    KernelPtr generic;
+    if (const auto fallback = table_.look_up(missing.spec)) generic = fallback->kernel;
+    if (generic == nullptr) return;
     table_.replace_fallback(missing.spec,
-                            {.kernel = fallback->kernel, .is_fallback = true, .reason = reason});
+                            {.kernel = generic, .is_fallback = true, .reason = reason});
   }
 }
 
-const Variant& Dispatcher::take_over(const OpCall& call, const Specialization& spec,
-                                     const Variant& fallback) {
-  if (fallback.coming != nullptr) {
-    const LoadedKernel* kernel = fallback.coming->load(std::memory_order_acquire);
-    // A graph under capture keeps the kernel that it began with.
-    if (kernel != nullptr && !tools(spec).loader->is_capturing(call.device.index, call.stream)) {
-      return table_.replace_fallback(spec, {.kernel = kernel});
-    }
+void Dispatcher::take_over(const OpCall& call, const Specialization& spec,
+                           KernelTable::Held& variant) {
+  const auto& coming = variant->coming;
+  // A graph under capture keeps the kernel that it began with.
+  if (coming == nullptr || !coming->is_ready.load(std::memory_order_acquire) ||
+      tools(spec).loader->is_capturing(call.device.index, call.stream)) {
+    fallbacks_.fetch_add(1, std::memory_order_relaxed);
+    return;
   }
-  fallbacks_.fetch_add(1, std::memory_order_relaxed);
-  return fallback;
+  {
+    const std::lock_guard lock(mutex_);
+    coming_.erase(spec);  // the table alone owns the kernel from now on
+  }
+  variant = table_.replace_fallback(spec, {.kernel = coming->kernel});
+  unload_surplus();
 }
 
 }  // namespace rlk::jit

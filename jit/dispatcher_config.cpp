@@ -68,7 +68,7 @@ void Dispatcher::reset_in_child() {
   background_.reset_in_child();
   table_.reset_in_child();
   // What the parent's threads were to build nobody builds here: it is asked for again.
-  std::erase_if(coming_, [](const auto& entry) { return entry.second->load() == nullptr; });
+  std::erase_if(coming_, [](const auto& entry) { return !entry.second->is_ready; });
   table_.forget_fallbacks();
   mutex_.unlock();
   new (&building_) std::shared_mutex;  // the old one counts waiting threads that are not here
@@ -96,6 +96,7 @@ void Dispatcher::configure(Config config) {
   specialize_ = config.specialize;
   validate_sync_ = config.settings.validate_sync;
   workspace_bytes_ = std::int64_t{config.settings.workspace_mib} << 20;
+  max_kernels_ = config.settings.max_kernels;
 
   std::lock_guard lock(mutex_);
   if (!session_.store || config.settings.cache_dir != session_.config.settings.cache_dir) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lock-free look-up over slots that are written once; building is one thread a key.
+// Lock-free look-up; building is one thread a key; unloading waits for readers.
 #include "jit/kernel_table.hpp"
 
+#include "jit/hazard_pointer.hpp"
 #include "runtime/error.hpp"
 
 #include <algorithm>
@@ -12,6 +13,12 @@ namespace {
 constexpr std::size_t k_initial_slots = 1024;
 }
 
+KernelTable::Entry KernelTable::absent_;
+
+KernelTable::Held::~Held() {
+  if (entry_ != nullptr) hazard_pointer().store(nullptr, std::memory_order_release);
+}
+
 KernelTable::KernelTable() {
   tables_.push_back(std::make_unique<Slots>(k_initial_slots));
   current_.store(tables_.back().get(), std::memory_order_release);
@@ -19,45 +26,30 @@ KernelTable::KernelTable() {
 
 KernelTable::~KernelTable() = default;
 
-const Variant* KernelTable::look_up(const Specialization& spec) const {
-  const Slots& table = *current_.load(std::memory_order_acquire);
-  const std::size_t mask = table.slots.size() - 1;
-  for (std::size_t i = spec.hash() & mask;; i = (i + 1) & mask) {
-    const Variant* variant = table.slots[i].variant.load(std::memory_order_acquire);
-    if (variant == nullptr) return nullptr;
-    if (table.slots[i].spec == spec) return variant;
-  }
-}
-
-void KernelTable::insert(Slots& into, const Specialization& spec, const Variant* variant) {
-  const std::size_t mask = into.slots.size() - 1;
-  std::size_t i = spec.hash() & mask;
-  while (into.slots[i].variant.load(std::memory_order_relaxed) != nullptr) i = (i + 1) & mask;
-  into.slots[i].spec = spec;
-  into.slots[i].variant.store(variant, std::memory_order_release);
-  ++into.num_used;
-}
-
-void KernelTable::publish(const Specialization& spec, const Variant* variant) {
-  Slots& table = *tables_.back();
-  if (2 * (table.num_used + 1) > table.slots.size()) {
-    auto larger = std::make_unique<Slots>(2 * table.slots.size());
-    for (const Slot& slot : table.slots) {
-      if (const Variant* old = slot.variant.load(std::memory_order_relaxed)) {
-        insert(*larger, slot.spec, old);
-      }
+KernelTable::Held KernelTable::look_up(const Specialization& spec) {
+  const Slot* slot = find_slot(*current_.load(std::memory_order_acquire), spec);
+  if (slot == nullptr) return {};
+  Entry* entry = slot->entry.load(std::memory_order_acquire);
+  while (entry != &absent_) {
+    hazard_pointer().store(entry);
+    // Read again: whoever took it out before that store did not see us.
+    if (Entry* now = slot->entry.load(); now != entry) {
+      entry = now;
+      continue;
     }
-    tables_.push_back(std::move(larger));
+    entry->last_used.store(clock_.fetch_add(1, std::memory_order_relaxed),
+                           std::memory_order_relaxed);
+    return Held(entry);
   }
-  insert(*tables_.back(), spec, variant);
-  current_.store(tables_.back().get(), std::memory_order_release);
+  hazard_pointer().store(nullptr, std::memory_order_release);
+  return {};
 }
 
-const Variant& KernelTable::look_up_or_build(const Specialization& spec,
-                                             const std::function<Variant()>& build) {
+KernelTable::Held KernelTable::look_up_or_build(const Specialization& spec,
+                                                const std::function<Variant()>& build) {
   std::unique_lock lock(mutex_);
   while (true) {
-    if (const Variant* ready = look_up(spec)) return *ready;
+    if (Entry* ready = find(spec)) return hold(ready);
     const auto pending = pending_.find(spec);
     if (pending == pending_.end()) break;
     if (pending->second) std::rethrow_exception(pending->second);
@@ -66,11 +58,11 @@ const Variant& KernelTable::look_up_or_build(const Specialization& spec,
   pending_.emplace(spec, nullptr);
   lock.unlock();
 
-  std::unique_ptr<Variant> built;
+  Variant built;
   std::exception_ptr failure;
   bool remember = false;
   try {
-    built = std::make_unique<Variant>(build());
+    built = build();
   } catch (const CompileError&) {
     failure = std::current_exception();
     remember = true;
@@ -87,53 +79,142 @@ const Variant& KernelTable::look_up_or_build(const Specialization& spec,
   } else {
     pending_.erase(spec);
   }
-  if (built) {
-    variants_.push_back(std::move(built));
-    publish(spec, variants_.back().get());
-  }
   changed_.notify_all();
   if (failure) std::rethrow_exception(failure);
-  return *variants_.back();
+  return hold(put(spec, std::move(built)));
 }
 
-const Variant& KernelTable::replace_fallback(const Specialization& spec, Variant variant) {
-  std::lock_guard lock(mutex_);
-  Slots& table = *tables_.back();
-  const std::size_t mask = table.slots.size() - 1;
-  for (std::size_t i = spec.hash() & mask;; i = (i + 1) & mask) {
-    Slot& slot = table.slots[i];
-    const Variant* const now = slot.variant.load(std::memory_order_relaxed);
-    if (now != nullptr && !(slot.spec == spec)) continue;
-    if (now != nullptr && !now->is_fallback) return *now;
-    variants_.push_back(std::make_unique<Variant>(std::move(variant)));
-    const Variant* const fresh = variants_.back().get();
-    if (now == nullptr) {  // dropped by forget_fallbacks meanwhile
-      publish(spec, fresh);
-    } else {
-      slot.variant.store(fresh, std::memory_order_release);
-    }
-    return *fresh;
-  }
+KernelTable::Held KernelTable::replace_fallback(const Specialization& spec, Variant variant) {
+  const std::lock_guard lock(mutex_);
+  Entry* now = find(spec);
+  if (now != nullptr && !now->variant.is_fallback) return hold(now);
+  return hold(put(spec, std::move(variant)));
 }
 
 void KernelTable::forget_fallbacks() {
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);
   std::erase_if(pending_, [](const auto& entry) { return entry.second != nullptr; });
-  const auto is_fallback = [](const auto& variant) { return variant->is_fallback; };
-  if (std::ranges::none_of(variants_, is_fallback)) return;
-  auto fresh = std::make_unique<Slots>(tables_.back()->slots.size());
-  for (const Slot& slot : tables_.back()->slots) {
-    const Variant* variant = slot.variant.load(std::memory_order_relaxed);
-    if (variant != nullptr && !variant->is_fallback) insert(*fresh, slot.spec, variant);
+  for (Slot& slot : tables_.back()->slots) {
+    const Entry* entry = slot.entry.load(std::memory_order_relaxed);
+    if (entry != nullptr && entry->variant.is_fallback) take_out(slot.spec);
   }
-  tables_.push_back(std::move(fresh));
+}
+
+void KernelTable::unload(std::size_t most,
+                         runtime::FunctionRef<bool(const LoadedKernel&)> may_unload) {
+  Entries free;
+  {
+    const std::lock_guard lock(mutex_);
+    retire_surplus(most);
+    const auto keep = std::partition(retired_.begin(), retired_.end(), [](const auto& entry) {
+      return entry->is_pinned || is_read_by_a_thread(entry.get());
+    });
+    std::move(keep, retired_.end(), std::back_inserter(free));
+    retired_.erase(keep, retired_.end());
+  }
+  // Without the lock: it may wait for a device.
+  std::erase_if(free, [&](const auto& entry) {
+    return !entry->may_be_unloaded || may_unload(*entry->variant.kernel);
+  });
+  const std::lock_guard lock(mutex_);
+  std::move(free.begin(), free.end(), std::back_inserter(retired_));
+}
+
+std::size_t KernelTable::num_loaded() const {
+  const std::lock_guard lock(mutex_);
+  const auto counts = [](const auto& entry) { return entry->may_be_unloaded; };
+  return static_cast<std::size_t>(std::ranges::count_if(entries_, counts) +
+                                  std::ranges::count_if(retired_, counts));
+}
+
+// Null where the table does not have the key.
+KernelTable::Slot* KernelTable::find_slot(Slots& table, const Specialization& spec) {
+  const std::size_t mask = table.slots.size() - 1;
+  for (std::size_t i = spec.hash() & mask;; i = (i + 1) & mask) {
+    Slot& slot = table.slots[i];
+    if (slot.entry.load(std::memory_order_acquire) == nullptr) return nullptr;
+    if (slot.spec == spec) return &slot;
+  }
+}
+
+void KernelTable::insert(Slots& table, const Specialization& spec, Entry* entry) {
+  const std::size_t mask = table.slots.size() - 1;
+  std::size_t i = spec.hash() & mask;
+  while (table.slots[i].entry.load(std::memory_order_relaxed) != nullptr) i = (i + 1) & mask;
+  table.slots[i].spec = spec;
+  table.slots[i].entry.store(entry, std::memory_order_release);
+  ++table.num_used;
+}
+
+// The functions from here on are called with the lock held.
+
+KernelTable::Held KernelTable::hold(Entry* entry) const {
+  hazard_pointer().store(entry);
+  return Held(entry);
+}
+
+KernelTable::Entry* KernelTable::find(const Specialization& spec) {
+  const Slot* slot = find_slot(*tables_.back(), spec);
+  if (slot == nullptr) return nullptr;
+  Entry* entry = slot->entry.load(std::memory_order_relaxed);
+  return entry == &absent_ ? nullptr : entry;
+}
+
+KernelTable::Entry* KernelTable::put(const Specialization& spec, Variant variant) {
+  take_out(spec);
+  auto entry = std::make_unique<Entry>();
+  entry->variant = std::move(variant);
+  entry->may_be_unloaded = !entry->variant.is_fallback && !spec.is_generic();
+  entry->last_used = clock_.fetch_add(1, std::memory_order_relaxed);
+  if (Slot* slot = find_slot(*tables_.back(), spec)) {
+    slot->entry.store(entry.get());
+  } else {
+    if (2 * (tables_.back()->num_used + 1) > tables_.back()->slots.size()) grow();
+    insert(*tables_.back(), spec, entry.get());
+  }
+  entries_.push_back(std::move(entry));
+  return entries_.back().get();
+}
+
+// From every table: a reader may still be in an old one.
+void KernelTable::take_out(const Specialization& spec) {
+  const Entry* entry = find(spec);
+  if (entry == nullptr) return;
+  for (const auto& table : tables_) {
+    if (Slot* slot = find_slot(*table, spec)) slot->entry.store(&absent_);
+  }
+  const auto place = std::ranges::find(entries_, entry, &std::unique_ptr<Entry>::get);
+  retired_.push_back(std::move(*place));
+  entries_.erase(place);
+}
+
+void KernelTable::grow() {
+  auto larger = std::make_unique<Slots>(2 * tables_.back()->slots.size());
+  for (const Slot& old : tables_.back()->slots) {
+    Entry* entry = old.entry.load(std::memory_order_relaxed);
+    if (entry != nullptr && entry != &absent_) insert(*larger, old.spec, entry);
+  }
+  tables_.push_back(std::move(larger));
   current_.store(tables_.back().get(), std::memory_order_release);
 }
 
-const LoadedKernel* KernelTable::keep(std::unique_ptr<LoadedKernel> kernel) {
-  std::lock_guard lock(mutex_);
-  kernels_.push_back(std::move(kernel));
-  return kernels_.back().get();
+void KernelTable::retire_surplus(std::size_t most) {
+  struct Candidate {
+    std::int64_t last_used;
+    Specialization spec;
+  };
+  std::vector<Candidate> candidates;
+  std::size_t num_specialized = 0;
+  for (const Slot& slot : tables_.back()->slots) {
+    const Entry* entry = slot.entry.load(std::memory_order_relaxed);
+    if (entry == nullptr || !entry->may_be_unloaded) continue;
+    ++num_specialized;
+    if (!entry->is_pinned) candidates.push_back({entry->last_used, slot.spec});
+  }
+  if (num_specialized <= most) return;
+  const std::size_t num_surplus = std::min(num_specialized - most, candidates.size());
+  std::ranges::sort(candidates, {}, &Candidate::last_used);
+  for (std::size_t i = 0; i < num_surplus; ++i) take_out(candidates[i].spec);
 }
 
 void KernelTable::lock_for_fork() { mutex_.lock(); }
@@ -146,6 +227,7 @@ void KernelTable::reset_in_child() {
   // variable would make its destructor or next wait hang.
   new (&changed_) std::condition_variable;
   std::erase_if(pending_, [](const auto& entry) { return entry.second == nullptr; });
+  forget_other_threads_hazards();
 }
 
 }  // namespace rlk::jit

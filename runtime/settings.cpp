@@ -106,16 +106,19 @@ void set_arch(Settings& settings, const std::string& list, std::string_view sour
       throw InvalidArgument("{}: expected a target such as x86-64-v3 or sm_90a, got \"{}\"", source,
                             word);
     }
+    auto& bound = backend(*target) == Backend::cpu ? settings.cpu_target : settings.cuda_target;
+    if (bound) {
+      throw InvalidArgument("{}: expected one target a backend, got {} and {}", source,
+                            name(*bound), word);
+    }
     if (backend(*target) == Backend::cpu) {
       const auto host = host_cpu_target();
       if (!host || *target > *host) {
         throw InvalidArgument("{}: expected a level that this processor runs, at most {}, got {}",
                               source, host ? name(*host) : "none", word);
       }
-      settings.cpu_target = target;
-    } else {
-      settings.cuda_target = target;
     }
+    bound = target;
   }
 }
 
@@ -131,6 +134,9 @@ Settings read_settings(const Lookup& environment) {
   if (auto text = environment("RLK_VALIDATE")) settings.validate_sync = validate_sync_named(*text);
   if (auto text = environment("RLK_WORKSPACE_MIB")) {
     settings.workspace_mib = number("RLK_WORKSPACE_MIB", *text, k_max_workspace_mib);
+  }
+  if (auto text = environment("RLK_MAX_KERNELS")) {
+    settings.max_kernels = number("RLK_MAX_KERNELS", *text, k_max_max_kernels);
   }
   settings.cache_dir = environment("RLK_CACHE_DIR");
   if (auto text = environment("RLK_CACHE_PATH")) settings.cache_path = cache_path_named(*text);

@@ -18,34 +18,31 @@
 namespace rlk::bind {
 namespace {
 
+int number(const char* name, int value, int most) {
+  if (value >= 1 && value <= most) return value;
+  throw InvalidArgument("configure: {}: expected a whole number from 1 to {}, got {}", name, most,
+                        value);
+}
+
 void configure(const std::optional<std::string>& policy, const std::optional<std::string>& arch,
                const std::optional<std::filesystem::path>& cache_dir,
                const std::optional<int>& num_threads, const std::optional<std::string>& log,
                const std::optional<bool>& specialize, const std::optional<std::string>& validate,
-               const std::optional<int>& workspace_mib) {
+               const std::optional<int>& workspace_mib, const std::optional<int>& max_kernels) {
   auto& dispatcher = jit::Dispatcher::instance();
   jit::Config config = dispatcher.config();
   if (policy) config.settings.policy = policy_named(*policy, "configure: policy");
   if (arch) set_arch(config.settings, *arch, "configure: arch");
   if (cache_dir) config.settings.cache_dir = cache_dir->string();
-  if (num_threads) {
-    if (*num_threads < 1 || *num_threads > k_max_threads) {
-      throw InvalidArgument("configure: num_threads: expected a whole number from 1 to {}, got {}",
-                            k_max_threads, *num_threads);
-    }
-    config.settings.num_threads = num_threads;
-  }
+  auto& settings = config.settings;
+  if (num_threads) settings.num_threads = number("num_threads", *num_threads, k_max_threads);
   if (specialize) config.specialize = *specialize;
   if (validate)
     config.settings.validate_sync = validate_sync_named(*validate, "configure: validate");
   if (workspace_mib) {
-    if (*workspace_mib < 1 || *workspace_mib > k_max_workspace_mib) {
-      throw InvalidArgument(
-          "configure: workspace_mib: expected a whole number from 1 to {}, got {}",
-          k_max_workspace_mib, *workspace_mib);
-    }
-    config.settings.workspace_mib = *workspace_mib;
+    settings.workspace_mib = number("workspace_mib", *workspace_mib, k_max_workspace_mib);
   }
+  if (max_kernels) settings.max_kernels = number("max_kernels", *max_kernels, k_max_max_kernels);
   if (log) {  // last, for it takes effect here
     set_log_level(*log, "configure: log");
     config.settings.log_level = *log;
@@ -82,7 +79,8 @@ void check_errors(const std::optional<int>& device) {
 
 py::tuple cache_info() {
   const auto info = jit::Dispatcher::instance().cache_info();
-  return py::make_tuple(info.memory_hits, info.disk_hits, info.compiles, info.fallbacks);
+  return py::make_tuple(info.memory_hits, info.disk_hits, info.compiles, info.fallbacks,
+                        info.unloads, info.loaded);
 }
 
 py::dict settings() {
@@ -101,6 +99,7 @@ py::dict settings() {
   result["specialize"] = config.specialize;
   result["validate"] = config.settings.validate_sync ? "sync" : "async";
   result["workspace_mib"] = config.settings.workspace_mib;
+  result["max_kernels"] = config.settings.max_kernels;
   for (const auto& layer : jit::Dispatcher::instance().store()->layers()) {
     if (!layer.layer.read_write) continue;
     const std::string& folder = layer.layer.folder;  // any bytes, as os.fsdecode takes them
@@ -115,7 +114,7 @@ py::dict settings() {
 void bind_settings(py::module_& module) {
   module.def("configure", configure, py::arg("policy"), py::arg("arch"), py::arg("cache_dir"),
              py::arg("num_threads"), py::arg("log"), py::arg("specialize"), py::arg("validate"),
-             py::arg("workspace_mib"));
+             py::arg("workspace_mib"), py::arg("max_kernels"));
   module.def("check_errors", check_errors);
   module.def("wait", wait);
   // Before the interpreter ends: libraries that a compile uses are destroyed after that.

@@ -213,6 +213,8 @@ class CacheInfo(NamedTuple):
     disk_hits: int  #: kernels loaded from a cache layer
     compiles: int  #: kernels compiled
     fallbacks: int  #: calls that ran a generic kernel in place of a specialized one
+    unloads: int  #: kernels unloaded, to keep to RLK_MAX_KERNELS
+    loaded: int  #: specialized kernels that are loaded now
 
 
 def cache_info() -> CacheInfo:
@@ -235,6 +237,7 @@ def configure(
     specialize: bool | None = None,
     validate: str | None = None,
     workspace_mib: int | None = None,
+    max_kernels: int | None = None,
 ) -> None:
     """Change settings of this process; what is None stays as it is.
 
@@ -252,6 +255,9 @@ def configure(
             launch, which waits for the stream; environment: RLK_VALIDATE.
         workspace_mib: MiB of a CUDA backward's temporary memory, about; environment:
             RLK_WORKSPACE_MIB. Results do not depend on it.
+        max_kernels: specialized kernels that are loaded at once; beyond it the least recently
+            used is unloaded and, when it is called again, loaded from the cache. Kernels of a
+            captured CUDA graph stay. Environment: RLK_MAX_KERNELS.
 
     Raises:
         rlk.InvalidArgument: a value that the setting cannot have.
@@ -259,7 +265,9 @@ def configure(
     Example:
         >>> rlk.jit.configure(policy="off")
     """
-    _core.configure(policy, arch, cache_dir, num_threads, log, specialize, validate, workspace_mib)
+    _core.configure(
+        policy, arch, cache_dir, num_threads, log, specialize, validate, workspace_mib, max_kernels
+    )
 
 
 def settings() -> dict[str, Any]:

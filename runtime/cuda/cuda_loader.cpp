@@ -129,6 +129,21 @@ class CudaLoader final : public Loader {
     return cuda::is_capturing(driver_(), device, static_cast<Stream>(stream));
   }
 
+  bool may_unload() override {
+    Driver& driver = driver_();
+    try {
+      const RelaxedCapture relaxed(driver);
+      for (const DeviceOrdinal device : driver.used_devices()) {
+        const DeviceGuard guard(driver, device);
+        // Refused while a graph is captured, and after an error of the device.
+        if (driver.table().ctx_synchronize() != result::success) return false;
+      }
+    } catch (const CallError&) {
+      return false;  // a forked child, or the driver is shutting down
+    }
+    return true;
+  }
+
  private:
   const DeviceInfo& find_device(int index) {
     try {

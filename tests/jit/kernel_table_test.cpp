@@ -15,32 +15,50 @@ Specialization spec_of(std::int64_t size) {
   return {&test::fake_op(), Pass::fwd, Target::x86_64_v2, {size}};
 }
 
-TEST(KernelTable, HoldsManyMoreThanItsFirstSlots) {
-  KernelTable table;
-  std::vector<LoadedKernel> kernels(5000);
-  for (int i = 0; i < 5000; ++i) {
-    table.look_up_or_build(spec_of(i), [&] { return Variant{&kernels[i], false, {}}; });
+// A kernel whose name tells which one it is, and which counts itself while it lives.
+class Kernels {
+ public:
+  std::atomic<int> num_alive{0};
+
+  Variant variant(std::int64_t number) {
+    ++num_alive;
+    auto* kernel = new LoadedKernel;
+    kernel->name = std::to_string(number);
+    return {.kernel = KernelPtr(kernel, [this](const LoadedKernel* dead) {
+              delete dead;
+              --num_alive;
+            })};
   }
-  for (int i = 0; i < 5000; ++i) ASSERT_EQ(table.look_up(spec_of(i))->kernel, &kernels[i]);
-  EXPECT_EQ(table.look_up(spec_of(5000)), nullptr);
+  KernelTable::Held build(KernelTable& table, std::int64_t number) {
+    return table.look_up_or_build(spec_of(number), [&] { return variant(number); });
+  }
+};
+
+constexpr auto always = [](const LoadedKernel&) { return true; };
+
+TEST(KernelTable, HoldsManyMoreThanItsFirstSlots) {
+  Kernels kernels;
+  KernelTable table;
+  for (int i = 0; i < 5000; ++i) kernels.build(table, i);
+  for (int i = 0; i < 5000; ++i)
+    ASSERT_EQ(table.look_up(spec_of(i))->kernel->name, std::to_string(i));
+  EXPECT_FALSE(table.look_up(spec_of(5000)));
 }
 
 TEST(KernelTable, ReadersSeeWholeEntriesWhileItGrows) {
+  Kernels kernels;
   KernelTable table;
-  std::vector<LoadedKernel> kernels(4000);
   std::atomic<bool> done = false;
   std::atomic<int> num_wrong = 0;
   std::jthread reader([&] {
     while (!done) {
       for (int i = 0; i < 4000; ++i) {
-        const auto* variant = table.look_up(spec_of(i));
-        if (variant != nullptr && variant->kernel != &kernels[i]) ++num_wrong;
+        const auto held = table.look_up(spec_of(i));
+        if (held && held->kernel->name != std::to_string(i)) ++num_wrong;
       }
     }
   });
-  for (int i = 0; i < 4000; ++i) {
-    table.look_up_or_build(spec_of(i), [&] { return Variant{&kernels[i], false, {}}; });
-  }
+  for (int i = 0; i < 4000; ++i) kernels.build(table, i);
   done = true;
   reader.join();
   EXPECT_EQ(num_wrong, 0);
@@ -69,13 +87,120 @@ TEST(KernelTable, CompileErrorIsRememberedOthersAreNot) {
 }
 
 TEST(KernelTable, ForgetFallbacksKeepsTheRest) {
+  Kernels kernels;
   KernelTable table;
-  LoadedKernel own, generic;
-  table.look_up_or_build(spec_of(1), [&] { return Variant{&own, false, {}}; });
-  table.look_up_or_build(spec_of(2), [&] { return Variant{&generic, true, "why"}; });
+  kernels.build(table, 1);
+  const auto fallback = [&] {
+    Variant variant = kernels.variant(0);
+    variant.is_fallback = true;
+    return variant;
+  };
+  table.look_up_or_build(spec_of(2), fallback);
   table.forget_fallbacks();
-  EXPECT_NE(table.look_up(spec_of(1)), nullptr);
-  EXPECT_EQ(table.look_up(spec_of(2)), nullptr);
+  EXPECT_TRUE(table.look_up(spec_of(1)));
+  EXPECT_FALSE(table.look_up(spec_of(2)));
+  table.unload(9, always);
+  EXPECT_EQ(kernels.num_alive, 1);
+}
+
+TEST(KernelTable, UnloadsTheLeastRecentlyUsed) {
+  Kernels kernels;
+  KernelTable table;
+  for (int i = 0; i < 4; ++i) kernels.build(table, i);
+  table.look_up(spec_of(0));
+  std::vector<std::string> unloaded;
+  table.unload(2, [&](const LoadedKernel& kernel) {
+    unloaded.push_back(kernel.name);
+    return true;
+  });
+  EXPECT_EQ(unloaded, (std::vector<std::string>{"1", "2"}));
+  EXPECT_EQ(kernels.num_alive, 2);
+  EXPECT_EQ(table.num_loaded(), 2u);
+  EXPECT_TRUE(table.look_up(spec_of(0)));
+  EXPECT_FALSE(table.look_up(spec_of(1)));
+  EXPECT_TRUE(table.look_up(spec_of(3)));
+  EXPECT_EQ(kernels.build(table, 1)->kernel->name, "1");
+}
+
+TEST(KernelTable, GenericKernelsAreNotCountedAndStay) {
+  Kernels kernels;
+  KernelTable table;
+  const auto generic = spec_of(0).generic();
+  table.look_up_or_build(generic, [&] { return kernels.variant(0); });
+  kernels.build(table, 1);
+  table.unload(1, always);
+  EXPECT_EQ(kernels.num_alive, 2);
+  table.unload(0, always);
+  EXPECT_TRUE(table.look_up(generic));
+  EXPECT_FALSE(table.look_up(spec_of(1)));
+}
+
+TEST(KernelTable, WhatIsHeldIsFreedByALaterUnload) {
+  Kernels kernels;
+  KernelTable table;
+  {
+    const auto held = kernels.build(table, 1);
+    table.unload(0, always);
+    EXPECT_EQ(held->kernel->name, "1");
+    EXPECT_EQ(kernels.num_alive, 1);
+    std::jthread([&] { EXPECT_FALSE(table.look_up(spec_of(1))); });
+  }
+  table.unload(0, always);
+  EXPECT_EQ(kernels.num_alive, 0);
+}
+
+TEST(KernelTable, APinnedKernelStaysAndWorks) {
+  Kernels kernels;
+  KernelTable table;
+  kernels.build(table, 1).pin();
+  kernels.build(table, 2);
+  table.unload(1, always);
+  EXPECT_TRUE(table.look_up(spec_of(1)));
+  EXPECT_FALSE(table.look_up(spec_of(2)));
+  {  // pinned after it was chosen
+    const auto held = kernels.build(table, 3);
+    table.unload(0, always);
+    held.pin();
+  }
+  table.unload(0, always);
+  EXPECT_EQ(kernels.num_alive, 2);
+}
+
+TEST(KernelTable, WhatMayNotBeUnloadedYetIsAskedAgain) {
+  Kernels kernels;
+  KernelTable table;
+  kernels.build(table, 1);
+  table.unload(0, [](const LoadedKernel&) { return false; });
+  EXPECT_EQ(kernels.num_alive, 1);
+  EXPECT_EQ(table.num_loaded(), 1u);
+  table.unload(0, always);
+  EXPECT_EQ(kernels.num_alive, 0);
+}
+
+// Under the sanitizers a kernel that is freed too early is found.
+TEST(KernelTable, ThreadsUseWhatOthersUnload) {
+  constexpr int k_num_keys = 12;
+  Kernels kernels;
+  KernelTable table;
+  std::atomic<int> num_wrong = 0;
+  std::vector<std::jthread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int i = 0; i < 4000; ++i) {
+        const int key = (i * (thread + 1)) % k_num_keys;
+        auto held = table.look_up(spec_of(key));
+        if (!held) {
+          held = kernels.build(table, key);
+          table.unload(3, always);
+        }
+        if (held->kernel->name != std::to_string(key)) ++num_wrong;
+      }
+    });
+  }
+  threads.clear();
+  EXPECT_EQ(num_wrong, 0);
+  table.unload(3, always);
+  EXPECT_EQ(kernels.num_alive, 3);
 }
 
 TEST(KernelTable, WaitersOfAFailedBuildThrowToo) {

@@ -41,6 +41,7 @@ TEST(Settings, Defaults) {
   EXPECT_EQ(settings.dump_dir, std::nullopt);
   EXPECT_FALSE(settings.validate_sync);
   EXPECT_EQ(settings.workspace_mib, 512);
+  EXPECT_EQ(settings.max_kernels, 256);
   EXPECT_FALSE(settings.package_folder.empty());
 }
 
@@ -55,7 +56,8 @@ TEST(Settings, EveryVariableIsRead) {
                                   {"RLK_CACHE_SIZE", "2G"},
                                   {"RLK_DUMP_DIR", "/dump"},
                                   {"RLK_VALIDATE", "sync"},
-                                  {"RLK_WORKSPACE_MIB", "64"}});
+                                  {"RLK_WORKSPACE_MIB", "64"},
+                                  {"RLK_MAX_KERNELS", "7"}});
   EXPECT_EQ(settings.policy, Policy::off);
   EXPECT_EQ(settings.log_level, "info");
   EXPECT_EQ(settings.cpu_target, Target::x86_64_v2);
@@ -68,6 +70,7 @@ TEST(Settings, EveryVariableIsRead) {
   EXPECT_EQ(settings.dump_dir, "/dump");
   EXPECT_TRUE(settings.validate_sync);
   EXPECT_EQ(settings.workspace_mib, 64);
+  EXPECT_EQ(settings.max_kernels, 7);
 }
 
 TEST(Settings, AnArchBindsItsBackendAlone) {
@@ -94,6 +97,13 @@ TEST(Settings, AnUnknownArchIsRefused) {
   }
 }
 
+TEST(Settings, TwoTargetsOfABackendAreRefused) {
+  EXPECT_EQ(refused("RLK_ARCH", "sm_80,x86-64-v2,sm_90a"),
+            "RLK_ARCH: expected one target a backend, got sm_80 and sm_90a");
+  EXPECT_EQ(refused("RLK_ARCH", "x86-64-v2,x86-64-v2"),
+            "RLK_ARCH: expected one target a backend, got x86-64-v2 and x86-64-v2");
+}
+
 TEST(Settings, Validate) {
   EXPECT_FALSE(read({{"RLK_VALIDATE", "async"}}).validate_sync);
   for (const std::string text : {"on", "1", "SYNC", "sync "}) {
@@ -109,6 +119,13 @@ TEST(Settings, WorkspaceMib) {
        {"0", "-1", "1048577", "1.5", "512M", " 512", "0x200", "many", "99999999999999999999"}) {
     EXPECT_EQ(refused("RLK_WORKSPACE_MIB", text),
               "RLK_WORKSPACE_MIB: expected a whole number from 1 to 1048576, got \"" + text + "\"");
+  }
+}
+
+TEST(Settings, MaxKernels) {
+  for (const std::string text : {"0", "-1", "1048577", "all"}) {
+    EXPECT_EQ(refused("RLK_MAX_KERNELS", text),
+              "RLK_MAX_KERNELS: expected a whole number from 1 to 1048576, got \"" + text + "\"");
   }
 }
 

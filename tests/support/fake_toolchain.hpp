@@ -59,24 +59,28 @@ class FakeCompiler : public jit::Compiler {
 // Takes what FakeCompiler made; anything else does not load.
 class FakeLoader : public runtime::Loader {
  public:
-  std::atomic<int> num_loads{0};
+  std::atomic<int> num_loads{0}, num_loaded{0};  // ever; at this moment
   std::atomic<bool> captures{false};
   // The device, or its driver, fails at a step.
-  std::atomic<bool> load_fails{false}, prepare_fails{false};
+  std::atomic<bool> load_fails{false}, prepare_fails{false}, refuses_to_unload{false};
   std::string refused;  // kernels of such a name do not load
   std::vector<Target> targets{host_cpu_target().value_or(Target::x86_64_v2)};  // one a device
-  std::vector<std::pair<std::string, int>> prepared;  // kernels and devices; one thread
+  std::mutex prepared_mutex;
+  std::vector<std::pair<std::string, int>> prepared;  // kernels and devices
   void* asked_stream = nullptr;
 
   Target target(int device) override { return targets.at(static_cast<std::size_t>(device)); }
   void prepare(const LoadedKernel& kernel, int device) override {
     if (prepare_fails) throw DriverError("cuKernelGetFunction: out of memory");
-    if (backend(kernel.target) == Backend::cuda) prepared.emplace_back(kernel.name, device);
+    if (backend(kernel.target) != Backend::cuda) return;
+    const std::lock_guard lock(prepared_mutex);
+    prepared.emplace_back(kernel.name, device);
   }
   bool is_capturing(int, void* stream) override {
     if (captures) asked_stream = stream;
     return captures;
   }
+  bool may_unload() override { return !refuses_to_unload; }
   void load(LoadedKernel& kernel, std::span<const std::byte> code,
             std::span<const char* const>) override {
     ++num_loads;
@@ -86,6 +90,8 @@ class FakeLoader : public runtime::Loader {
     }
     const std::string text(reinterpret_cast<const char*>(code.data()), code.size());
     if (text != kernel.name) throw LoadError("not made for {}", kernel.name);
+    ++num_loaded;
+    kernel.image = std::shared_ptr<const void>(this, [this](const void*) { --num_loaded; });
   }
 };
 
