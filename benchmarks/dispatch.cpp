@@ -52,6 +52,14 @@ class TimedLoader : public runtime::Loader {
     kernel.entries[1] = reinterpret_cast<void*>(&timed<1>);
     kernel.entries[2] = reinterpret_cast<void*>(&timed<2>);
   }
+  Target target(int index) override { return loader_->target(index); }
+  void prepare(const LoadedKernel& kernel, int device) override {
+    loader_->prepare(kernel, device);
+  }
+  bool is_capturing(int device, void* stream) override {
+    return loader_->is_capturing(device, stream);
+  }
+  bool may_unload() override { return loader_->may_unload(); }
 
  private:
   static constexpr std::size_t k_num_steps = 3;
@@ -106,9 +114,8 @@ std::unique_ptr<jit::Dispatcher> make_dispatcher(const test::TempDir& folder,
 void stages_2_to_4(benchmark::State& state) {
   static const jit::Op op = [] {
     jit::Op without_launch = templates::linear_logp_op;
-    without_launch.launch = [](const LoadedKernel& kernel, const jit::OpCall&) {
-      benchmark::DoNotOptimize(&kernel);
-    };
+    without_launch.launch = [](const LoadedKernel& kernel, const jit::OpCall&,
+                               const jit::LaunchSettings&) { benchmark::DoNotOptimize(&kernel); };
     return without_launch;
   }();
   const test::TempDir folder;
