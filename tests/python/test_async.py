@@ -75,6 +75,47 @@ def test_a_fork_in_the_middle_of_compiles(environment):
     assert not ended.warnings
 
 
+@pytest.mark.parametrize("policy", ["sync", "async"])
+def test_a_fork_passes_a_build_that_waits_for_its_turn(environment, policy, tmp_path):
+    environment["RLK_JIT"] = policy
+    ended = run_python(
+        f"""
+        import fcntl, threading, time
+        call(51)
+        waits, ends = os.pipe(), os.pipe()
+        holder = os.fork()
+        if holder == 0:  # as if it compiled everything
+            lock = os.open({str(tmp_path / ".lock")!r}, os.O_RDWR)
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+            os.write(waits[1], b".")
+            os.close(ends[1])
+            os.read(ends[0], 1)
+            os._exit(0)
+        os.read(waits[0], 1)
+        import rlk
+        rlk.jit.configure(log="info")
+        thread = threading.Thread(target=call, args=(52,))
+        thread.start()
+        time.sleep(0.5)
+        child = os.fork()
+        if child == 0:
+            rlk.jit.cache_info()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        compiles = rlk.jit.cache_info().compiles
+        os.close(ends[1])
+        thread.join()
+        assert rlk.jit.wait(60)
+        assert os.waitpid(holder, 0)[1] == 0
+        report(before=compiles)
+        """,
+        timeout=100,
+        **environment,
+    )
+    assert any("another process compiles" in line for line in ended.stderr)
+    assert ended.report["compiles"] == ended.report["before"] + 1
+
+
 def test_wait_without_work_returns_at_once():
     assert rlk.jit.wait()
     assert rlk.jit.wait(0)
