@@ -138,7 +138,14 @@ std::string Dispatcher::why_not_compile(const Session& session, const Specializa
 cache::Entry Dispatcher::compile(const Specialization& spec, const cache::Key& key) {
   CompileRequest request = compile_request(spec);
   Compiler& compiler = *tools(spec).compiler;
-  CompiledCode compiled = compiler.compile(request);
+  CompiledCode compiled;
+  try {
+    compiled = compiler.compile(request);
+  } catch (const Error&) {
+    record(cache::UsageEvent::failed, spec);
+    throw;
+  }
+  record(cache::UsageEvent::compiled, spec, compiled.stats.compile_ms);
   compiles_.fetch_add(1, std::memory_order_relaxed);
   log().info("compiled {} in {:.0f} ms", request.name, compiled.stats.compile_ms);
   return {key.bytes, metadata(spec, request, compiled.stats, compiler.identity()),
@@ -160,6 +167,7 @@ KernelPtr Dispatcher::load_cached(const Specialization& spec, const cache::Entry
   try {
     KernelPtr kernel = load(spec, entry, device);
     disk_hits_.fetch_add(1, std::memory_order_relaxed);
+    record(cache::UsageEvent::hit, spec);
     log().info("loaded {} from the cache", kernel->name);
     return kernel;
   } catch (const LoadError& error) {
@@ -187,6 +195,7 @@ KernelPtr Dispatcher::find_generic(const Specialization& spec, int device,
     }
     return {.kernel = find_generic(generic, device, reason)};
   });
+  record(cache::UsageEvent::fallback, spec);
   return variant->kernel;
 }
 

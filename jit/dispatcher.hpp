@@ -4,6 +4,7 @@
 
 #include "cache/disk_store.hpp"
 #include "cache/key.hpp"
+#include "cache/usage_log.hpp"
 #include "jit/background.hpp"
 #include "jit/compiler.hpp"
 #include "jit/kernel_table.hpp"
@@ -81,6 +82,7 @@ class Dispatcher {
   struct Session {
     Config config;
     std::shared_ptr<cache::DiskStore> store;
+    std::shared_ptr<cache::UsageLog> usage;
   };
 
   // A kernel that a call found nowhere.
@@ -117,6 +119,8 @@ class Dispatcher {
   void run_in_background(const Missing& missing, ComingKernel& coming);
   void take_over(const OpCall& call, const Specialization& spec, KernelTable::Held& variant);
   void warn_once(const std::string& message, const std::string& reason);
+  // For `rlk-jit stats`; of a first call alone.
+  void record(cache::UsageEvent event, const Specialization& spec, double ms = 0) const;
 
   static std::atomic<Dispatcher*> instance_;
 

@@ -11,13 +11,16 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+#include <ctime>
+
 namespace rlk::jit {
 namespace {
 
-std::shared_ptr<cache::DiskStore> make_store(const Settings& settings) {
+cache::StoreOptions store_options(const Settings& settings) {
   Layers layers = choose_layers(settings);
   if (!layers.note.empty()) log().warn("cache: {}", layers.note);
-  return std::make_shared<cache::DiskStore>(std::move(layers.options));
+  return std::move(layers.options);
 }
 
 }  // namespace
@@ -83,6 +86,13 @@ Config Dispatcher::config() const { return session().config; }
 
 std::shared_ptr<cache::DiskStore> Dispatcher::store() const { return session().store; }
 
+void Dispatcher::record(cache::UsageEvent event, const Specialization& spec, double ms) const {
+  session().usage->record({.event = event,
+                           .kernel = spec.text(),
+                           .ms = static_cast<std::uint64_t>(std::max(ms, 0.0) + 0.5),
+                           .time_s = std::time(nullptr)});
+}
+
 void Dispatcher::configure(Config config) {
   set_log_level(config.settings.log_level);
   if (config.settings.num_threads) {
@@ -100,7 +110,9 @@ void Dispatcher::configure(Config config) {
 
   std::lock_guard lock(mutex_);
   if (!session_.store || config.settings.cache_dir != session_.config.settings.cache_dir) {
-    session_.store = make_store(config.settings);
+    cache::StoreOptions options = store_options(config.settings);
+    session_.usage = std::make_shared<cache::UsageLog>(options);
+    session_.store = std::make_shared<cache::DiskStore>(std::move(options));
   }
   session_.config = std::move(config);
   warned_.clear();
