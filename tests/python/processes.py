@@ -51,7 +51,7 @@ def entries(folder: Path) -> list[str]:
 
 def leftovers(folder: Path) -> list[str]:
     """Names of what no folder of entries should hold, such as temp files."""
-    return sorted({*os.listdir(folder)} - {*entries(folder), ".lock", ".swept"})
+    return sorted({*os.listdir(folder)} - {*entries(folder), ".lock", ".swept", ".usage"})
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def test_the_budget_is_kept(tmp_path):
     assert ended.report["compiles"] == 1
     assert ended.stderr == []
     assert entries(tmp_path) == []
-    assert sorted(os.listdir(tmp_path)) == [".lock", ".swept"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", ".swept", ".usage"]
 
 
 @pytest.mark.parametrize(
