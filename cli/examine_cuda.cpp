@@ -165,6 +165,7 @@ class CudaExamination {
       request.source = std::as_bytes(std::span(source));
       request.entries = {"rlk_doctor"};
       request.options = jit::nvrtc_options(target);
+      request.keep_refused = false;
       try {
         const auto compiled = machine_.compiler.compile(request);
         text += fmt::format(", tried for {} in {}", rlk::name(target),

@@ -18,7 +18,8 @@ struct NamedConstant {
   bool operator==(const NamedConstant&) const = default;
 };
 
-// Everything that decides the output of a compile. What points elsewhere must outlive the call.
+// Everything that decides the output of a compile, and where a refused one ends up. What points
+// elsewhere must outlive the call.
 struct CompileRequest {
   std::string name;                      // Specialization text, for messages only
   std::string target;                    // "x86-64-v4"
@@ -26,6 +27,8 @@ struct CompileRequest {
   std::vector<NamedConstant> constants;  // each must be a constant that the source has
   std::vector<std::string> entries;      // entry point names; all else is dropped if unused
   std::vector<std::string> options;      // in order
+  // NVRTC: a source that is refused is written to a file, which the error names. Not for a probe.
+  bool keep_refused = true;
 };
 
 // What the compiler knows about its output; a number that it does not know stays -1. Where there

@@ -39,6 +39,9 @@ std::string file_stem(std::string name) {
   return name.substr(0, 150);
 }
 
+// A process that meets ever new kernels, none of which compiles, must not fill the temp folder.
+constexpr int k_most_kept = 16;
+
 // The path written, or why there is none, in words for the error's last line.
 std::string dump(const CompileRequest& request, const std::string& source,
                  const std::optional<std::string>& wanted) {
@@ -170,6 +173,15 @@ const NvrtcTable& NvrtcCompiler::open() {
   return *table_;
 }
 
+// The error's last line; nothing for a probe.
+std::string NvrtcCompiler::keep_refused(const CompileRequest& request, const std::string& source) {
+  if (!request.keep_refused) return "";
+  if (!options_.dump_dir && num_kept_.fetch_add(1) >= k_most_kept) {
+    return fmt::format("\nsource: not written after {} others; set RLK_DUMP_DIR", k_most_kept);
+  }
+  return "\nsource: " + dump(request, source, options_.dump_dir);
+}
+
 CompiledCode NvrtcCompiler::compile(const CompileRequest& request) {
   const auto start = std::chrono::steady_clock::now();
   const NvrtcTable& nvrtc = open();
@@ -183,9 +195,8 @@ CompiledCode NvrtcCompiler::compile(const CompileRequest& request) {
     }
   }();
   if (output.code != 0) {
-    throw CompileError("{}: NVRTC {}.{}: {} ({}): {}\nsource: {}", request.name, library.major,
-                       library.minor, output.error, output.code, output.log,
-                       dump(request, source, options_.dump_dir));
+    throw CompileError("{}: NVRTC {}.{}: {} ({}): {}{}", request.name, library.major, library.minor,
+                       output.error, output.code, output.log, keep_refused(request, source));
   }
   if (!output.log.empty()) log().debug("{}: {}", request.name, output.log);
 

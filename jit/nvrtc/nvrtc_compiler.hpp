@@ -7,6 +7,7 @@
 #include "jit/nvrtc/nvrtc_library.hpp"
 #include "runtime/target.hpp"
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -30,8 +31,9 @@ class NvrtcCompiler final : public Compiler {
     std::function<NvrtcSearch()> search;
     // CUDA's version as the driver counts it (12080), nothing without a driver. Asked once.
     std::function<std::optional<int>()> driver_version = [] { return std::nullopt; };
-    std::optional<int> major;             // a CUDA major asked for: `warm` for other machines
-    std::optional<std::string> dump_dir;  // RLK_DUMP_DIR; else the temp folder
+    std::optional<int> major;  // a CUDA major asked for: `warm` for other machines
+    // RLK_DUMP_DIR, for refused sources; else the temp folder, which takes the first few alone.
+    std::optional<std::string> dump_dir;
   };
 
   // Looks for nothing yet.
@@ -52,12 +54,14 @@ class NvrtcCompiler final : public Compiler {
 
   const Choice& choice() const;
   const NvrtcTable& open();
+  std::string keep_refused(const CompileRequest& request, const std::string& source);
 
   Options options_;
   mutable std::mutex mutex_;  // guards the making of what follows
   mutable std::unique_ptr<const Choice> choice_;
   std::unique_ptr<const NvrtcTable> table_;
-  std::string open_error_;  // once opening failed it is not tried again
+  std::atomic<int> num_kept_{0};  // refused sources, in the temp folder
+  std::string open_error_;        // once opening failed it is not tried again
 };
 
 }  // namespace rlk::jit

@@ -235,6 +235,21 @@ TEST_F(ExamineCudaTest, AnNvrtcThatDoesNotCompileIsAFault) {
   expect_part(of(examine(12080), "cuda calls")[0], State::warn, "else generic ones; 6 of 6");
 }
 
+TEST_F(ExamineCudaTest, ATrialThatFailsLeavesNothing) {
+  const auto num_files = [&] {
+    return std::distance(fs::directory_iterator(temp_.path()), fs::directory_iterator());
+  };
+  add_fake_nvrtc();
+  nvrtc_.fail_call = "nvrtcCompileProgram";
+  const auto before = num_files();
+  ::setenv("TMPDIR", temp_.path().c_str(), 1);
+  const auto findings = examine();
+  ::unsetenv("TMPDIR");
+  expect_part(of(findings, "nvrtc")[0], State::fail, "fails for sm_90a: ");
+  EXPECT_EQ(of(findings, "nvrtc")[0].text.find("source:"), std::string::npos);
+  EXPECT_EQ(num_files(), before);
+}
+
 TEST_F(ExamineCudaTest, WithoutNvrtcTheBuiltInKernelsRun) {
   auto findings = examine();
   expect_part(of(findings, "nvrtc")[0], State::warn, "none chosen: no NVRTC found");

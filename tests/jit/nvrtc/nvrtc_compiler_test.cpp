@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <thread>
 
 namespace rlk::jit {
@@ -151,6 +152,36 @@ TEST_F(NvrtcCompilerTest, ARefusedSourceIsDumpedAndNamed) {
   EXPECT_TRUE(dumped()[0].filename().string().starts_with("rlk-toy.fwd-V-7-x-bf16--sm_90a-"));
   EXPECT_EQ(fake_.num_programs, 0);
   EXPECT_TRUE(compiler.available()) << "the next kernel may compile";
+}
+
+TEST_F(NvrtcCompilerTest, AProbeThatIsRefusedLeavesNothing) {
+  fake_.fail_call = "nvrtcCompileProgram";
+  fake_.log = "the log";
+  NvrtcCompiler compiler(options());
+  auto probe = request(Target::sm_90a);
+  probe.keep_refused = false;
+  EXPECT_TRUE(why<CompileError>(compiler, probe).ends_with("(6): the log"));
+  EXPECT_TRUE(dumped().empty());
+}
+
+// One long-running process and ever new shapes.
+TEST_F(NvrtcCompilerTest, TheTempFolderTakesTheFirstFewRefusedSourcesAlone) {
+  const std::string before = std::getenv("TMPDIR") != nullptr ? std::getenv("TMPDIR") : "";
+  fs::create_directory(folder_ / "dump");
+  ::setenv("TMPDIR", (folder_ / "dump").c_str(), 1);
+  fake_.fail_call = "nvrtcCompileProgram";
+  auto with = options();
+  with.dump_dir.reset();
+  NvrtcCompiler compiler(with);
+  std::string text;
+  for (int i = 0; i < 40; ++i) text = why<CompileError>(compiler, request(Target::sm_90a));
+  before.empty() ? ::unsetenv("TMPDIR") : ::setenv("TMPDIR", before.c_str(), 1);
+  EXPECT_EQ(dumped().size(), 16u);
+  EXPECT_TRUE(text.ends_with("source: not written after 16 others; set RLK_DUMP_DIR")) << text;
+
+  NvrtcCompiler asked(options());
+  for (int i = 0; i < 20; ++i) why<CompileError>(asked, request(Target::sm_90a));
+  EXPECT_EQ(dumped().size(), 36u) << "as RLK_DUMP_DIR asks";
 }
 
 TEST_F(NvrtcCompilerTest, AFolderThatCannotBeWrittenHidesNoError) {
