@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
 namespace rlk::cli {
@@ -22,6 +23,7 @@ struct Options {
   std::string colour = "auto";
   bool json = false;
   std::string word;
+  std::optional<Code> code;
 };
 
 std::string absolute(const std::string& folder) {
@@ -41,6 +43,37 @@ Context make_context(const Options& options, const Terminal& terminal, std::ostr
                    (options.colour == "auto" && terminal.is_terminal && terminal.may_colour);
   context.summary = terminal.is_terminal;
   return context;
+}
+
+// One of them shows its text in place of all the rest.
+void add_codes(CLI::App& show, Options& options) {
+  const auto add = [&](const char* flag, Code code, const char* help) {
+    return show.add_flag_callback(flag, [&options, code] { options.code = code; }, help);
+  };
+  auto* source = add("--source", Code::source, "Print its source as it is compiled");
+  auto* ptx = add("--ptx", Code::ptx, "Print its PTX")->excludes(source);
+  add("--sass", Code::sass, "Print its machine code, by nvdisasm or objdump")
+      ->excludes(source)
+      ->excludes(ptx);
+}
+
+struct Questions {
+  const CLI::App* stats;
+  const CLI::App* explain;
+};
+
+// The commands that tell why something was compiled.
+Questions add_questions(CLI::App& app, Options& options) {
+  auto* stats = app.add_subcommand(
+      "stats", "Count hits, compiles, failures and fallbacks by kernel, over all processes");
+  stats->add_option("kernel", options.word, "Those with this part in their name")
+      ->type_name("NAME-part");
+  auto* explain = app.add_subcommand(
+      "explain", "Tell what a call of a kernel would do, and why: exit code 0 a hit, 1 a miss");
+  explain->add_option("kernel", options.word, "Its whole name, or what names one entry")
+      ->required()
+      ->type_name("NAME");
+  return {stats, explain};
 }
 
 }  // namespace
@@ -70,6 +103,8 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
   auto* show_command = app.add_subcommand("show", "Show one kernel in full");
   const std::string word_help = "Its name, or the front of its key";
   show_command->add_option("kernel", options.word, word_help)->required()->type_name("NAME-or-KEY");
+  add_codes(*show_command, options);
+  const Questions questions = add_questions(app, options);
   auto* path_command = app.add_subcommand("path", "Print the cache folder, or a kernel's file");
   path_command->add_option("kernel", options.word, word_help)->type_name("NAME-or-KEY");
   app.add_subcommand("doctor",
@@ -83,7 +118,10 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
   try {
     const Context context = make_context(options, terminal, out, err);
     if (*list_command) return list(context);
+    if (*show_command && options.code) return show_code(context, options.word, *options.code);
     if (*show_command) return show(context, options.word);
+    if (*questions.stats) return stats(context, options.word);
+    if (*questions.explain) return explain(context, options.word);
     if (*path_command) return path(context, options.word);
     return doctor(context);
   } catch (const std::exception& error) {

@@ -14,6 +14,17 @@ int list(const Context& context);
 // All that is known of one entry: file, metadata, decoded key, whether its checksum is right.
 int show(const Context& context, const std::string& word);
 
+// A text of a kernel, alone on out: the source that is compiled, or what is in an entry's payload.
+enum class Code { source, ptx, sass };
+int show_code(const Context& context, const std::string& word, Code code);
+
+// What a call of this kernel would do: `ok` for a hit, `failed` for a miss, `wrong_usage` for no
+// kernel.
+int explain(const Context& context, const std::string& word);
+
+// Hits, compiles, failures and fallbacks by kernel, over all processes. `name_part`: these alone.
+int stats(const Context& context, const std::string& name_part);
+
 // The read-write folder, or the file of an entry.
 int path(const Context& context, const std::string& word);
 

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// rlk-jit stats: what the processes that share the read-write folder have asked for.
+#include "cache/entry_name.hpp"
+#include "cache/usage_log.hpp"
+#include "cli/commands.hpp"
+#include "cli/kernel.hpp"
+#include "cli/table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <map>
+
+namespace rlk::cli {
+namespace {
+
+struct Counts {
+  std::uint64_t hits = 0, compiles = 0, failed = 0, fallbacks = 0;
+  std::uint64_t compile_ms = 0;
+  std::int64_t last_used_s = 0;
+
+  void add(const cache::Usage& usage) {
+    switch (usage.event) {
+      case cache::UsageEvent::hit:
+        hits += usage.count;
+        break;
+      case cache::UsageEvent::compiled:
+        compiles += usage.count;
+        compile_ms += usage.ms;
+        break;
+      case cache::UsageEvent::failed:
+        failed += usage.count;
+        break;
+      case cache::UsageEvent::fallback:
+        fallbacks += usage.count;
+        break;
+    }
+    last_used_s = std::max(last_used_s, usage.time_s);
+  }
+
+  // A fallback is no case of its own: a failed compile or a hit of the generic kernel goes with it.
+  std::uint64_t num_first_calls() const { return hits + compiles + failed; }
+};
+
+struct Space {
+  std::uint64_t num_entries = 0, bytes = 0;
+};
+
+// By the names and sizes of files alone.
+Space space_of(const std::string& folder) {
+  cache::FileSystem& files = cache::posix_file_system();
+  Space space;
+  for (const std::string& name : files.list(folder).value) {
+    if (!cache::parse_entry_file_name(name)) continue;
+    const auto stat = files.stat(folder + '/' + name, cache::Links::keep);
+    if (!stat) continue;
+    ++space.num_entries;
+    space.bytes += stat.value.size_bytes;
+  }
+  return space;
+}
+
+std::string percent_text(const Counts& total) {
+  const std::uint64_t num_calls = total.num_first_calls();
+  if (num_calls == 0) return "-";
+  return fmt::format("{:.1f} %",
+                     100 * static_cast<double>(total.hits) / static_cast<double>(num_calls));
+}
+
+std::string space_text(const Space& space, std::uint64_t budget_bytes) {
+  const std::string budget = budget_bytes == 0 ? "no limit" : bytes_text(budget_bytes);
+  return fmt::format("{} entries, {} of {}", space.num_entries, bytes_text(space.bytes), budget);
+}
+
+Json json_of(const Counts& counts) {
+  return {{"hits", counts.hits},
+          {"compiles", counts.compiles},
+          {"failed", counts.failed},
+          {"fallbacks", counts.fallbacks},
+          {"compile_ms", counts.compile_ms},
+          {"last_used", counts.last_used_s > 0 ? Json(counts.last_used_s) : Json()}};
+}
+
+using ByKernel = std::map<std::string, Counts>;
+
+void print_table(const Context& context, const ByKernel& kernels) {
+  Table table({{"NAME"},
+               {"HITS", Align::right},
+               {"COMPILES", Align::right},
+               {"FAILED", Align::right},
+               {"FALLBACKS", Align::right},
+               {"COMPILE", Align::right},
+               {"LAST USED", Align::right}});
+  const std::int64_t now_s = std::time(nullptr);
+  for (const auto& [name, counts] : kernels) {
+    table.add(
+        {{printable(name)},
+         {std::to_string(counts.hits)},
+         {std::to_string(counts.compiles)},
+         {std::to_string(counts.failed), counts.failed > 0 ? Colour::red : Colour::none},
+         {std::to_string(counts.fallbacks), counts.fallbacks > 0 ? Colour::yellow : Colour::none},
+         {counts.compiles > 0 ? milliseconds_text(static_cast<double>(counts.compile_ms)) : "-"},
+         {age_text(now_s - counts.last_used_s)}});
+  }
+  table.print(context.out, context.colour);
+}
+
+void print_totals(const Context& context, const Counts& total, const Space& space) {
+  Table totals({{}, {}});
+  const auto line = [&](const char* label, const std::string& value) {
+    totals.add({{label, Colour::dim}, {value}});
+  };
+  line("hit rate",
+       fmt::format("{} ({} of {})", percent_text(total), total.hits, total.num_first_calls()));
+  line("compiles", fmt::format("{}, {}", total.compiles,
+                               milliseconds_text(static_cast<double>(total.compile_ms))));
+  line("cache", space_text(space, context.settings.cache_size_bytes));
+  totals.print(context.out, context.colour);
+}
+
+}  // namespace
+
+int stats(const Context& context, const std::string& name_part) {
+  const jit::Layers layers = layers_of(context);
+  const std::string folder = layers.options.read_write.value_or("");
+  ByKernel kernels;
+  Counts total;
+  const auto usage = cache::UsageLog(layers.options).read();
+  for (const cache::Usage& one : usage) {
+    if (one.kernel.find(name_part) == std::string::npos) continue;
+    kernels[one.kernel].add(one);
+    total.add(one);
+  }
+  const Space space = space_of(folder);
+  if (context.json) {
+    Json json = {{"kernels", Json::array()}, {"total", json_of(total)}};
+    for (const auto& [name, counts] : kernels) {
+      Json& row = json["kernels"].emplace_back(Json{{"name", name}});
+      row.update(json_of(counts));
+    }
+    json["cache"] = {{"folder", folder},
+                     {"entries", space.num_entries},
+                     {"bytes", space.bytes},
+                     {"budget_bytes", context.settings.cache_size_bytes}};
+    print_json(context.out, json);
+    return ok;
+  }
+  if (kernels.empty()) {
+    context.out << (folder.empty() ? "nothing recorded: there is no folder to write to\n"
+                    : usage.empty()
+                        ? fmt::format("nothing recorded in {}\n", printable(folder + "/.usage"))
+                        : fmt::format("nothing recorded of \"{}\"\n", printable(name_part)));
+  } else {
+    print_table(context, kernels);
+    context.out << '\n';
+  }
+  print_totals(context, total, space);
+  return ok;
+}
+
+}  // namespace rlk::cli
