@@ -16,8 +16,6 @@
 #include <cerrno>
 #include <cstdlib>
 
-extern char** environ;
-
 namespace rlk::cli {
 namespace {
 
@@ -63,6 +61,7 @@ class Child {
     expect_no_error("pipe", ::pipe2(ends.data(), O_CLOEXEC) == 0 ? 0 : errno);
     output_ = ends[0];
     std::vector<char*> argv;
+    argv.reserve(words.size() + 1);
     for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
     argv.push_back(nullptr);
     posix_spawn_file_actions_t actions;

@@ -53,7 +53,7 @@ Space space_of(const std::string& folder) {
   Space space;
   for (const std::string& name : files.list(folder).value) {
     if (!cache::parse_entry_file_name(name)) continue;
-    const auto stat = files.stat(folder + '/' + name, cache::Links::keep);
+    const auto stat = files.stat(fmt::format("{}/{}", folder, name), cache::Links::keep);
     if (!stat) continue;
     ++space.num_entries;
     space.bytes += stat.value.size_bytes;

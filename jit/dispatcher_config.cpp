@@ -12,6 +12,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cmath>
 #include <ctime>
 
 namespace rlk::jit {
@@ -89,7 +90,7 @@ std::shared_ptr<cache::DiskStore> Dispatcher::store() const { return session().s
 void Dispatcher::record(cache::UsageEvent event, const Specialization& spec, double ms) const {
   session().usage->record({.event = event,
                            .kernel = spec.text(),
-                           .ms = static_cast<std::uint64_t>(std::max(ms, 0.0) + 0.5),
+                           .ms = static_cast<std::uint64_t>(std::llround(std::max(ms, 0.0))),
                            .time_s = std::time(nullptr)});
 }
 
