@@ -16,6 +16,7 @@ namespace rlk::cache {
 namespace {
 
 constexpr std::int64_t k_touch_after_s = 3600;
+constexpr const char* k_other_key_problem = "holds another key than its name says";
 
 std::string without_trailing_slash(std::string folder) {
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
@@ -86,7 +87,7 @@ std::optional<Entry> DiskStore::get_file(const Layer& layer, const std::string& 
   EntryRead read = read_entry(files_, path, rules);
   if (read.status == ReadStatus::ok && read.entry.key != key.bytes) {
     read.status = ReadStatus::damaged;
-    read.problem = "holds another key than its name says";
+    read.problem = k_other_key_problem;
   }
   switch (read.status) {
     case ReadStatus::ok:
@@ -134,34 +135,60 @@ bool DiskStore::is_refused(const std::string& folder, const FolderTrust& trust) 
 }
 
 std::vector<ListedEntry> DiskStore::list() noexcept {
-  std::vector<ListedEntry> listed;
-  never_throwing("list", [&] {
-    for (const Layer& layer : layers_) list_layer(layer, listed);
-  });
-  return listed;
+  std::vector<ListedEntry> entries = files();
+  look(entries);
+  std::erase_if(entries, [](const ListedEntry& entry) { return !entry.is_there; });
+  return entries;
 }
 
-void DiskStore::list_layer(const Layer& layer, std::vector<ListedEntry>& listed) {
-  const ReadRules rules = read_rules(layer);
-  auto names = files_.list(layer.folder);
-  std::ranges::sort(names.value);
-  for (const std::string& name : names.value) {
-    auto parsed = parse_entry_file_name(name);
-    if (!parsed) continue;
-    const std::string path = layer.folder + '/' + name;
-    HeaderRead read = read_header(files_, path, rules);
-    if (read.status == ReadStatus::absent) continue;
-    listed.push_back({.layer = layer,
-                      .path = path,
-                      .digest = std::move(parsed->digest),
-                      .compiler = std::move(parsed->compiler),
-                      .problem = std::move(read.problem),
-                      .key = std::move(read.key),
-                      .metadata = std::move(read.metadata),
-                      .payload_bytes = read.sizes.payload_bytes,
-                      .file_bytes = read.stat.size_bytes,
-                      .modified_s = read.stat.modified_s});
-  }
+std::vector<ListedEntry> DiskStore::files() noexcept {
+  std::vector<ListedEntry> entries;
+  never_throwing("list", [&] {
+    for (const Layer& layer : layers_) {
+      auto names = files_.list(layer.folder);
+      std::ranges::sort(names.value);
+      for (const std::string& name : names.value) {
+        auto parsed = parse_entry_file_name(name);
+        if (!parsed) continue;
+        entries.push_back({.layer = layer,
+                           .path = layer.folder + '/' + name,
+                           .digest = std::move(parsed->digest),
+                           .compiler = std::move(parsed->compiler)});
+      }
+    }
+  });
+  return entries;
+}
+
+void DiskStore::look(std::span<ListedEntry> entries) noexcept {
+  never_throwing("list", [&] {
+    // Of two layers, so that who we are is asked once.
+    const ReadRules read_write = read_rules({.folder = {}, .read_write = true});
+    const ReadRules read_only = read_rules({});
+    for (ListedEntry& entry : entries) {
+      HeaderRead read =
+          read_header(files_, entry.path, entry.layer.read_write ? read_write : read_only);
+      entry.is_there = read.status != ReadStatus::absent;
+      entry.problem = std::move(read.problem);
+      entry.key = std::move(read.key);
+      entry.metadata = std::move(read.metadata);
+      entry.payload_bytes = read.sizes.payload_bytes;
+      entry.file_bytes = read.stat.size_bytes;
+      entry.modified_s = read.stat.modified_s;
+    }
+  });
+}
+
+EntryRead DiskStore::read(const ListedEntry& entry) noexcept {
+  EntryRead read;
+  never_throwing("read", [&] {
+    read = read_entry(files_, entry.path, read_rules(entry.layer));
+    if (read.status == ReadStatus::ok && Key{read.entry.key}.digest() != entry.digest) {
+      read.status = ReadStatus::damaged;
+      read.problem = k_other_key_problem;
+    }
+  });
+  return read;
 }
 
 std::vector<LayerState> DiskStore::layers() noexcept {
@@ -177,7 +204,7 @@ std::vector<LayerState> DiskStore::layers() noexcept {
         state.problem = check_folder(files_, layer.folder, sharing_).problem;
       }
       if (const int error = files_.access(layer.folder, R_OK | X_OK);
-          state.problem.empty() && state.exists && error != 0) {
+          state.problem.empty() && state.exists && error != 0 && !is_absent(error)) {
         state.problem = fmt::format("{}: not readable: {}", layer.folder, error_text(error));
       }
       states.push_back(std::move(state));

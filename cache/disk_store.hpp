@@ -30,6 +30,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,11 +65,12 @@ struct LayerState {
 struct ListedEntry {
   Layer layer;
   std::string path;
-  std::string digest;    // from the file's name
-  std::string compiler;  // from the file's name
-  std::string problem;   // why a get would not use it; empty if its header is sound
-  std::string key;
-  std::string metadata;
+  std::string digest;        // from the file's name
+  std::string compiler;      // from the file's name
+  bool is_there = false;     // whether look found it; the rest is known then
+  std::string problem = {};  // why a get would not use it; empty if its header is sound
+  std::string key = {};
+  std::string metadata = {};
   std::uint64_t payload_bytes = 0;
   std::uint64_t file_bytes = 0;
   std::int64_t modified_s = 0;  // last use, to the hour
@@ -95,11 +97,26 @@ class DiskStore {
   Turn take_turn(const Key& key, std::string_view compiler,
                  const Pause& pause = sleep_for) noexcept;
 
-  // Removes entries of the read-write layer now.
+  // Removes entries of the read-write layer now, and what killed writers left there.
   Swept prune(const SweepLimits& limits) noexcept;
+
+  // Removes all of them, and the counts of uses. Locks stay, and what is not the cache's.
+  Swept clear() noexcept;
+
+  // Removes one entry of the read-write layer. Empty, also where it has vanished already; else why
+  // it is still there.
+  std::string remove(const ListedEntry& entry) noexcept;
 
   // Every entry of every layer, in layer order; files that vanish meanwhile are left out.
   std::vector<ListedEntry> list() noexcept;
+
+  // The two halves of list, so that several threads may look: the files by name alone, then what
+  // stands in them.
+  std::vector<ListedEntry> files() noexcept;
+  void look(std::span<ListedEntry> entries) noexcept;
+
+  // Reads a listed entry whole and judges it as a get does: also its checksum and its key.
+  EntryRead read(const ListedEntry& entry) noexcept;
 
   std::vector<LayerState> layers() noexcept;
 
@@ -115,7 +132,8 @@ class DiskStore {
   std::unique_ptr<FileLock> open_lock(const std::string& folder, const std::string& digest);
   void warn_without_lock(const std::string& folder, const std::string& problem);
   void sweep_if_due(const std::string& folder);
-  void list_layer(const Layer& layer, std::vector<ListedEntry>& listed);
+  std::string refusal();
+  std::string remove_file(const std::string& path);
   bool is_refused(const std::string& folder, const FolderTrust& trust);
   void give_up(const std::string& folder, int error);
   void warn_once(const std::string& id, const std::string& message);

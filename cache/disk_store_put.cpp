@@ -174,16 +174,4 @@ void DiskStore::sweep_if_due(const std::string& folder) {
   }
 }
 
-Swept DiskStore::prune(const SweepLimits& limits) noexcept {
-  Swept swept;
-  never_throwing("prune", [&] {
-    if (layers_.empty() || !layers_.front().read_write) return;
-    const std::string& folder = layers_.front().folder;
-    const FolderTrust trust = check_folder(files_, folder, sharing_);
-    if (trust.error != 0 || is_refused(folder, trust)) return;
-    swept = sweep(files_, folder, limits);
-  });
-  return swept;
-}
-
 }  // namespace rlk::cache

@@ -51,6 +51,7 @@ std::optional<EntryFileName> parse_entry_file_name(std::string_view name) {
   EntryFileName parsed{std::string(name.substr(0, k_digest_digits)), {}};
   name.remove_prefix(k_digest_digits + 1);
   name.remove_suffix(k_suffix.size());
+  parsed.compiler.reserve(name.size());
   for (std::size_t i = 0; i < name.size(); ++i) {
     unsigned char byte = 0;
     const char* hex = name.data() + i + 1;

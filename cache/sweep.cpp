@@ -29,9 +29,10 @@ struct Candidate {
 
 class Sweep {
  public:
-  Sweep(FileSystem& files, const std::string& folder) : files_(files), folder_(folder) {}
+  Sweep(FileSystem& files, const std::string& folder, const SweepLimits& limits)
+      : files_(files), folder_(folder), limits_(limits) {}
 
-  Swept run(const SweepLimits& limits) {
+  Swept run() {
     look(std::time(nullptr));
     std::ranges::sort(entries_, {}, [](const Candidate& entry) {
       return std::tie(entry.modified_s, entry.modified_ns, entry.path);
@@ -39,10 +40,11 @@ class Sweep {
     // What is meant to be left: an entry that cannot be removed, or was used meanwhile, does not
     // cost a more recent one its place.
     std::uint64_t bytes = swept_.bytes;
-    const std::uint64_t aim = bytes > limits.most_bytes ? limits.down_to_bytes : limits.most_bytes;
-    const std::int64_t oldest = std::time(nullptr) - limits.most_idle_s.value_or(0);
+    const std::uint64_t aim =
+        bytes > limits_.most_bytes ? limits_.down_to_bytes : limits_.most_bytes;
+    const std::int64_t oldest = std::time(nullptr) - limits_.most_idle_s.value_or(0);
     for (const Candidate& entry : entries_) {
-      const bool is_idle = limits.most_idle_s && entry.modified_s < oldest;
+      const bool is_idle = limits_.most_idle_s && entry.modified_s < oldest;
       if ((bytes <= aim && !is_idle) || gave_up_) break;
       bytes -= entry.bytes;
       remove_entry(entry);
@@ -62,7 +64,8 @@ class Sweep {
       if (!stat && stat.error != ENOENT) note("stat", stat.error);
       if (!stat || stat.value.kind == FileKind::folder) continue;
       if (is_temp) {
-        if (now_s - stat.value.modified_s > k_writer_dead_after_s) unlink(path);
+        const bool is_left = now_s - stat.value.modified_s > k_writer_dead_after_s;
+        if (is_left && unlink(path)) swept_.leftovers.push_back(std::move(path));
         continue;
       }
       ++swept_.num_entries;
@@ -78,15 +81,17 @@ class Sweep {
     const bool is_gone = stat.error == ENOENT;
     const bool is_same = stat && stat.value.modified_s == entry.modified_s &&
                          stat.value.modified_ns == entry.modified_ns;
-    if (!is_gone && (!is_same || !unlink(entry.path))) return;
+    if (!is_gone && ((!is_same && !limits_.even_if_used) || !unlink(entry.path))) return;
     --swept_.num_entries;
     swept_.bytes -= entry.bytes;
     if (is_gone) return;
     ++swept_.num_removed;
     swept_.removed_bytes += entry.bytes;
+    swept_.removed.push_back(entry.path);
   }
 
   bool unlink(const std::string& path) {
+    if (limits_.dry_run) return true;
     const int error = uninterrupted([&] { return Outcome<int>{0, files_.unlink(path)}; }).error;
     if (error == 0 || error == ENOENT) return true;
     note("unlink", error);
@@ -101,6 +106,7 @@ class Sweep {
 
   FileSystem& files_;
   const std::string& folder_;
+  const SweepLimits& limits_;
   std::vector<Candidate> entries_;
   Swept swept_;
   bool gave_up_ = false;
@@ -117,7 +123,7 @@ bool is_old(const FileStat& stamp) {
 }  // namespace
 
 Swept sweep(FileSystem& files, const std::string& folder, const SweepLimits& limits) {
-  return Sweep(files, folder).run(limits);
+  return Sweep(files, folder, limits).run();
 }
 
 bool is_sweep_due(FileSystem& files, const std::string& folder) {

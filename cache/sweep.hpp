@@ -10,6 +10,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace rlk::cache {
 
@@ -18,11 +19,15 @@ struct SweepLimits {
   std::uint64_t most_bytes = std::numeric_limits<std::uint64_t>::max();
   std::uint64_t down_to_bytes = most_bytes;
   std::optional<std::int64_t> most_idle_s = {};  // entries that were not used for longer go
+  bool even_if_used = false;  // also those that were used since the folder was listed
+  bool dry_run = false;       // nothing is removed, all is told as if
 };
 
 struct Swept {
   std::uint64_t num_entries = 0, bytes = 0;  // that are left
   std::uint64_t num_removed = 0, removed_bytes = 0;
+  std::vector<std::string> removed;    // paths of these entries
+  std::vector<std::string> leftovers;  // paths of what killed writers left: removed too
   std::string problem;  // the first one, if any; what could be removed nevertheless was
 };
 

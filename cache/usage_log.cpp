@@ -19,7 +19,6 @@
 namespace rlk::cache {
 namespace {
 
-constexpr const char* k_name = ".usage";
 // Whatever lies there, reading it ends.
 constexpr std::uint64_t k_most_read_bytes = std::uint64_t{16} << 20;
 constexpr int k_flags = O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
@@ -28,7 +27,7 @@ constexpr int k_flags = O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 
 UsageLog::UsageLog(const StoreOptions& options, FileSystem& files, UsageLimits limits)
     : folder_(options.read_write.value_or("")),
-      path_(folder_ + '/' + k_name),
+      path_(folder_ + '/' + k_usage_name),
       sharing_(options.sharing),
       local_folders_(options.local_folders),
       files_(files),
@@ -109,7 +108,7 @@ std::string UsageLog::read_text() {
 void UsageLog::fold() {
   const std::string text = read_text();
   if (text.empty()) return;  // could not be read
-  std::ignore = publish(files_, folder_, k_name,
+  std::ignore = publish(files_, folder_, k_usage_name,
                         usage_text(sum_usage(text), limits_.most_bytes / 2), sharing_);
 }
 

@@ -19,6 +19,8 @@
 
 namespace rlk::cache {
 
+inline constexpr const char* k_usage_name = ".usage";
+
 struct UsageLimits {
   // A larger file is replaced by its sums, of half of that at most.
   std::size_t most_bytes = std::size_t{1} << 20;

@@ -24,6 +24,10 @@ struct Options {
   bool json = false;
   std::string word;
   std::optional<Code> code;
+  std::vector<std::string> words;
+  PruneOptions prune;
+  RemoveOptions remove;
+  bool is_sure = false;
 };
 
 std::string absolute(const std::string& folder) {
@@ -42,7 +46,44 @@ Context make_context(const Options& options, const Terminal& terminal, std::ostr
   context.colour = options.colour == "always" ||
                    (options.colour == "auto" && terminal.is_terminal && terminal.may_colour);
   context.summary = terminal.is_terminal;
+  context.answers = terminal.answers;
   return context;
+}
+
+struct Commands {
+  const CLI::App* verify;
+  const CLI::App* prune;
+  const CLI::App* remove;
+  const CLI::App* clear;
+};
+
+// The commands that look after a cache.
+Commands add_care(CLI::App& app, Options& options) {
+  auto* verify = app.add_subcommand(
+      "verify", "Read every entry whole: checksum, key, metadata; exit code 1 if one is of no use");
+  verify->add_option("kernel", options.words, "These alone: names, or fronts or parts of them")
+      ->type_name("NAME-or-KEY");
+
+  auto* prune = app.add_subcommand(
+      "prune", "Remove the least recently used kernels; without options, down to $RLK_CACHE_SIZE");
+  prune->add_option("--max-size", options.prune.max_size, "Down to this, such as 500M or 2GiB")
+      ->type_name("SIZE");
+  prune
+      ->add_option("--older-than", options.prune.older_than,
+                   "Those unused for this long, such as 45s, 90m, 12h, 30d or 2w")
+      ->type_name("AGE");
+  prune->add_flag("--dry-run,-n", options.prune.dry_run, "Tell what would go, remove nothing");
+
+  auto* remove = app.add_subcommand("remove", "Remove kernels from the cache folder");
+  remove->add_option("kernel", options.remove.words, "A name, or the front of a key")
+      ->required()
+      ->type_name("NAME-or-KEY");
+  remove->add_flag("--all-matching", options.remove.all_matching,
+                   "All that a word fits, not only one");
+
+  auto* clear = app.add_subcommand("clear", "Remove every kernel from the cache folder");
+  clear->add_flag("--yes,-y", options.is_sure, "Do not ask");
+  return {verify, prune, remove, clear};
 }
 
 // One of them shows its text in place of all the rest.
@@ -110,9 +151,16 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
   app.add_subcommand("doctor",
                      "Check processor, devices, compilers, cache folder and what would run");
 
+  const Commands care = add_care(app, options);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    if (app.get_subcommands().empty() && !app.remaining().empty()) {
+      err << "rlk-jit: expected a command, got \"" << app.remaining().front()
+          << "\"; see rlk-jit --help\n";
+      return wrong_usage;
+    }
     return app.exit(error, out, err) == 0 ? ok : wrong_usage;
   }
   try {
@@ -123,6 +171,10 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
     if (*questions.stats) return stats(context, options.word);
     if (*questions.explain) return explain(context, options.word);
     if (*path_command) return path(context, options.word);
+    if (*care.verify) return verify(context, options.words);
+    if (*care.prune) return prune(context, options.prune);
+    if (*care.remove) return remove(context, options.remove);
+    if (*care.clear) return clear(context, options.is_sure);
     return doctor(context);
   } catch (const std::exception& error) {
     err << "rlk-jit: " << error.what() << '\n';

@@ -2,14 +2,16 @@
 // The command line of rlk-jit.
 #pragma once
 
+#include <istream>
 #include <ostream>
 
 namespace rlk::cli {
 
-// What the program knows of where its output goes.
+// What the program knows of who is there.
 struct Terminal {
   bool is_terminal = false;
   bool may_colour = false;
+  std::istream* answers = nullptr;  // where to read what a person answers; null: none to ask
 };
 
 // Parses, runs, returns the exit code. Throws nothing.

@@ -4,7 +4,9 @@
 
 #include "cli/context.hpp"
 
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace rlk::cli {
 
@@ -27,6 +29,29 @@ int stats(const Context& context, const std::string& name_part);
 
 // The read-write folder, or the file of an entry.
 int path(const Context& context, const std::string& word);
+
+// Reads every entry whole, or those that the words may mean. `failed` if one is of no use.
+int verify(const Context& context, const std::vector<std::string>& words);
+
+struct PruneOptions {
+  std::optional<std::string> max_size;    // as RLK_CACHE_SIZE
+  std::optional<std::string> older_than;  // "30d"
+  bool dry_run = false;
+};
+
+// Removes entries of the read-write layer by size and age; neither given: down to the budget.
+int prune(const Context& context, const PruneOptions& options);
+
+struct RemoveOptions {
+  std::vector<std::string> words;
+  bool all_matching = false;  // else a word that means several is an error
+};
+
+// Removes entries of the read-write layer by name or key.
+int remove(const Context& context, const RemoveOptions& options);
+
+// Removes every entry of the read-write layer. Asks a person who is not sure.
+int clear(const Context& context, bool is_sure);
 
 // Whether rlk would work here, and how. `failed` if something is broken.
 int doctor(const Context& context);

@@ -12,6 +12,11 @@ jit::Layers layers_of(const Context& context) {
   return layers;
 }
 
+bool has_read_write(const Context& context, const jit::Layers& layers) {
+  if (!layers.note.empty()) context.err << "rlk-jit: " << layers.note << '\n';
+  return layers.options.read_write.has_value();
+}
+
 std::string layer_name(const Context& context, const cache::Layer& layer) {
   if (layer.read_write) return "user";
   if (layer.folder == jit::builtin_folder(context.settings)) return "built-in";

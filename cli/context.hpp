@@ -6,6 +6,7 @@
 #include "jit/layers.hpp"
 #include "runtime/settings.hpp"
 
+#include <istream>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -26,10 +27,14 @@ struct Context {
   bool summary = false;  // for people: totals below a table
   std::ostream& out;
   std::ostream& err;
+  std::istream* answers = nullptr;  // of a person who can be asked; null: nobody is there
 };
 
 // The layers that a process with these settings would use, and those asked for.
 jit::Layers layers_of(const Context& context);
+
+// Whether there is a folder that may be written; else the context's err has been told why not.
+bool has_read_write(const Context& context, const jit::Layers& layers);
 
 // "user", "built-in", or the folder of another layer.
 std::string layer_name(const Context& context, const cache::Layer& layer);

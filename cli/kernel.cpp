@@ -2,12 +2,14 @@
 // Finds entries and reads their metadata.
 #include "cli/kernel.hpp"
 
+#include "cli/for_each.hpp"
 #include "cli/table.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
+#include <span>
 #include <tuple>
 #include <unordered_set>
 
@@ -17,7 +19,7 @@ namespace {
 constexpr std::size_t k_most_candidates = 20;
 
 // Takes what list shows out of the metadata without building the whole document: the listing of a
-// large cache is mostly this.
+// large cache is mostly this. Stops once it has all.
 class MetadataReader : public nlohmann::json_sax<Json> {
  public:
   explicit MetadataReader(Kernel& kernel) : kernel_(kernel) {}
@@ -32,8 +34,9 @@ class MetadataReader : public nlohmann::json_sax<Json> {
   }
   bool number_float(number_float_t value, const string_t&) override { return number(value); }
   bool string(string_t& value) override {
-    if (depth_ == 1 && key_ == "name") kernel_.name = value;
-    if (depth_ == 1 && key_ == "target") kernel_.target = value;
+    if (depth_ != 1) return true;
+    if (key_ == "name") return found(kernel_.name = value);
+    if (key_ == "target") return found(kernel_.target = value);
     return true;
   }
   bool binary(binary_t&) override { return true; }
@@ -52,13 +55,21 @@ class MetadataReader : public nlohmann::json_sax<Json> {
  private:
   bool number(double value) {
     if (depth_ != 1 || !(value >= 0 && value < 1e18)) return true;
-    if (key_ == "compile_ms") kernel_.compile_ms = value;
-    if (key_ == "code_bytes") kernel_.code_bytes = static_cast<std::uint64_t>(value);
-    if (key_ == "created") kernel_.created_s = static_cast<std::int64_t>(value);
+    if (key_ == "compile_ms") return found(kernel_.compile_ms = value);
+    if (key_ == "code_bytes") return found(kernel_.code_bytes = static_cast<std::uint64_t>(value));
+    if (key_ == "created") return found(kernel_.created_s = static_cast<std::int64_t>(value));
     return true;
   }
 
+  // Whether to read on.
+  template <class T>
+  bool found(const T&) {
+    constexpr int k_num_fields = 5;
+    return ++num_found_ < k_num_fields;
+  }
+
   Kernel& kernel_;
+  int num_found_ = 0;
   int depth_ = 0;
   std::string key_;
 };
@@ -72,21 +83,6 @@ void drop_hidden(std::vector<const Kernel*>& found) {
   std::unordered_set<std::string> seen;
   std::erase_if(found,
                 [&](const Kernel* kernel) { return !seen.insert(file_stem(*kernel)).second; });
-}
-
-void tell_candidates(const Context& context, const std::string& word,
-                     const std::vector<const Kernel*>& found) {
-  context.err << fmt::format("rlk-jit: \"{}\": {} entries match; give more of one's key:\n",
-                             printable(word), found.size());
-  Table table({{}, {}, {}});
-  for (std::size_t i = 0; i < std::min(found.size(), k_most_candidates); ++i) {
-    table.add(
-        {{found[i]->entry.digest}, {printable(found[i]->entry.compiler)}, {shown_name(*found[i])}});
-  }
-  table.print(context.err, false);
-  if (found.size() > k_most_candidates) {
-    context.err << fmt::format("... and {} more\n", found.size() - k_most_candidates);
-  }
 }
 
 }  // namespace
@@ -104,48 +100,75 @@ Kernel kernel_of(cache::ListedEntry entry) {
 
 std::vector<Kernel> all_kernels(const Context& context) {
   cache::DiskStore store(layers_of(context).options);
-  std::vector<Kernel> kernels;
-  const auto sort_from = [&](std::size_t begin) {
-    std::sort(kernels.begin() + static_cast<std::ptrdiff_t>(begin), kernels.end(),
-              [](const Kernel& a, const Kernel& b) {
-                return std::tie(a.name, a.entry.path) < std::tie(b.name, b.entry.path);
-              });
-  };
-  std::size_t begin = 0;  // of the layer at hand
-  for (cache::ListedEntry& entry : store.list()) {
-    if (!kernels.empty() && kernels.back().entry.layer.folder != entry.layer.folder) {
-      sort_from(begin);
-      begin = kernels.size();
-    }
-    kernels.push_back(kernel_of(std::move(entry)));
+  std::vector<cache::ListedEntry> entries = store.files();
+  std::vector<Kernel> kernels(entries.size());
+  for_each_chunk(entries.size(), [&](std::size_t begin, std::size_t end) {
+    store.look(std::span(entries).subspan(begin, end - begin));
+    for (std::size_t i = begin; i < end; ++i) kernels[i] = kernel_of(std::move(entries[i]));
+  });
+  std::erase_if(kernels, [](const Kernel& kernel) { return !kernel.entry.is_there; });
+  for (auto begin = kernels.begin(); begin != kernels.end();) {  // of a layer
+    const auto end = std::find_if(begin, kernels.end(), [&](const Kernel& kernel) {
+      return kernel.entry.layer.folder != begin->entry.layer.folder;
+    });
+    std::sort(begin, end, [](const Kernel& a, const Kernel& b) {
+      return std::tie(a.name, a.entry.path) < std::tie(b.name, b.entry.path);
+    });
+    begin = end;
   }
-  sort_from(begin);
   return kernels;
 }
 
-std::optional<Kernel> find_kernel(const Context& context, const std::string& word) {
-  const std::vector<Kernel> kernels = all_kernels(context);
+std::vector<const Kernel*> kernels_named(const std::vector<Kernel>& kernels,
+                                         const std::string& word) {
   using Rule = std::function<bool(const Kernel&)>;
   const Rule rules[] = {
       [&](const Kernel& kernel) { return kernel.name == word; },
       [&](const Kernel& kernel) { return file_stem(kernel).starts_with(word); },
       [&](const Kernel& kernel) { return kernel.name.find(word) != std::string::npos; },
   };
+  std::vector<const Kernel*> found;
+  if (word.empty()) return found;  // a part of every name
   for (const Rule& matches : rules) {
-    std::vector<const Kernel*> found;
     for (const Kernel& kernel : kernels) {
       if (matches(kernel)) found.push_back(&kernel);
     }
-    drop_hidden(found);
-    if (found.size() == 1) return *found.front();
-    if (!found.empty()) {
-      tell_candidates(context, word, found);
-      return std::nullopt;
-    }
+    if (!found.empty()) break;
   }
+  return found;
+}
+
+std::optional<Kernel> find_kernel(const Context& context, const std::string& word) {
+  const std::vector<Kernel> kernels = all_kernels(context);
+  std::vector<const Kernel*> found = kernels_named(kernels, word);
+  drop_hidden(found);
+  if (found.size() == 1) return *found.front();
+  if (found.empty()) {
+    tell_missing(context, word);
+  } else {
+    tell_candidates(context, word, found);
+  }
+  return std::nullopt;
+}
+
+void tell_missing(const Context& context, const std::string& word) {
   context.err << fmt::format("rlk-jit: \"{}\": no entry has this name or key; see rlk-jit list\n",
                              printable(word));
-  return std::nullopt;
+}
+
+void tell_candidates(const Context& context, const std::string& word,
+                     const std::vector<const Kernel*>& found) {
+  context.err << fmt::format("rlk-jit: \"{}\": {} entries match; give more of one's key:\n",
+                             printable(word), found.size());
+  Table table({{}, {}, {}});
+  for (std::size_t i = 0; i < std::min(found.size(), k_most_candidates); ++i) {
+    table.add(
+        {{found[i]->entry.digest}, {printable(found[i]->entry.compiler)}, {shown_name(*found[i])}});
+  }
+  table.print(context.err, false);
+  if (found.size() > k_most_candidates) {
+    context.err << fmt::format("... and {} more\n", found.size() - k_most_candidates);
+  }
 }
 
 std::string shown_name(const Kernel& kernel) {
@@ -155,6 +178,20 @@ std::string shown_name(const Kernel& kernel) {
 
 void print_json(std::ostream& out, const Json& json) {
   out << json.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
+}
+
+std::string line_of(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+void print_json_lines(std::ostream& out, const std::vector<std::string>& lines) {
+  out << '[';
+  const char* before = "\n  ";
+  for (const std::string& line : lines) {
+    out << before << line;
+    before = ",\n  ";
+  }
+  out << (lines.empty() ? "]\n" : "\n]\n");
 }
 
 }  // namespace rlk::cli

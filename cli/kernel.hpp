@@ -13,6 +13,9 @@
 
 namespace rlk::cli {
 
+// Enough of a key to name it in a cache of millions.
+inline constexpr std::size_t k_shown_key_digits = 12;
+
 // Ordered: metadata is shown in the order in which it was written.
 using Json = nlohmann::ordered_json;
 
@@ -34,10 +37,23 @@ std::vector<Kernel> all_kernels(const Context& context);
 // name. Nothing after telling the context's err that there is none, or which ones there are.
 std::optional<Kernel> find_kernel(const Context& context, const std::string& word);
 
+// The kernels that the word may mean: those of the first rule above that any fits, of all layers.
+std::vector<const Kernel*> kernels_named(const std::vector<Kernel>& kernels,
+                                         const std::string& word);
+
+// To the context's err: that none is of this word, or which ones are.
+void tell_missing(const Context& context, const std::string& word);
+void tell_candidates(const Context& context, const std::string& word,
+                     const std::vector<const Kernel*>& found);
+
 // What is wrong with the entry, in parentheses, where it has no name to show.
 std::string shown_name(const Kernel& kernel);
 
 // For --json. Bytes that are no UTF-8 become U+FFFD.
 void print_json(std::ostream& out, const Json& json);
+
+// The same for an array of many objects, a line each.
+std::string line_of(const Json& json);
+void print_json_lines(std::ostream& out, const std::vector<std::string>& lines);
 
 }  // namespace rlk::cli

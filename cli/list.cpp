@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // rlk-jit list.
 #include "cli/commands.hpp"
+#include "cli/for_each.hpp"
 #include "cli/kernel.hpp"
 #include "cli/table.hpp"
 
@@ -10,9 +11,6 @@
 
 namespace rlk::cli {
 namespace {
-
-// Enough of a key to name it in a cache of millions.
-constexpr std::size_t k_shown_key_digits = 12;
 
 Json json_of(const Context& context, const Kernel& kernel) {
   Json json;
@@ -49,9 +47,10 @@ std::vector<Cell> row_of(const Context& context, const Kernel& kernel, std::int6
 int list(const Context& context) {
   const std::vector<Kernel> kernels = all_kernels(context);
   if (context.json) {
-    Json all = Json::array();
-    for (const Kernel& kernel : kernels) all.push_back(json_of(context, kernel));
-    print_json(context.out, all);
+    std::vector<std::string> lines(kernels.size());
+    for_each_entry(kernels.size(),
+                   [&](std::size_t i) { lines[i] = line_of(json_of(context, kernels[i])); });
+    print_json_lines(context.out, lines);
     return ok;
   }
   Table table({{"NAME"},
@@ -65,14 +64,15 @@ int list(const Context& context) {
                {"KEY"}});
   const std::int64_t now_s = std::time(nullptr);
   std::uint64_t num_bytes = 0;
-  for (const Kernel& kernel : kernels) {
-    table.add(row_of(context, kernel, now_s));
-    num_bytes += kernel.entry.file_bytes;
-  }
+  for (const Kernel& kernel : kernels) num_bytes += kernel.entry.file_bytes;
+  std::vector<std::vector<Cell>> rows(kernels.size());
+  for_each_entry(rows.size(), [&](std::size_t i) { rows[i] = row_of(context, kernels[i], now_s); });
+  for (auto& row : rows) table.add(std::move(row));
   table.print(context.out, context.colour);
   if (context.summary) {
-    context.out << painted(fmt::format("{} entries, {}", kernels.size(), bytes_text(num_bytes)),
-                           Colour::dim, context.colour)
+    context.out << painted(
+                       fmt::format("{}, {}", entries_text(kernels.size()), bytes_text(num_bytes)),
+                       Colour::dim, context.colour)
                 << '\n';
   }
   return ok;

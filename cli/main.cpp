@@ -14,15 +14,17 @@
 
 namespace {
 
-rlk::cli::Terminal terminal_of_stdout() {
+rlk::cli::Terminal find_terminal() {
   const auto is_set = [](const char* variable) {
     const char* value = std::getenv(variable);
     return value != nullptr && *value != '\0';
   };
   const char* term = std::getenv("TERM");
   const bool is_dumb = term == nullptr || std::string_view(term) == "dumb";
+  const bool can_ask = ::isatty(STDIN_FILENO) == 1 && ::isatty(STDERR_FILENO) == 1;
   return {.is_terminal = ::isatty(STDOUT_FILENO) == 1,
-          .may_colour = !is_set("NO_COLOR") && !is_dumb};
+          .may_colour = !is_set("NO_COLOR") && !is_dumb,
+          .answers = can_ask ? &std::cin : nullptr};
 }
 
 }  // namespace
@@ -32,7 +34,7 @@ int main(int argc, char** argv) {
   // end here as in any shell.
   std::signal(SIGPIPE, SIG_DFL);
   std::ios::sync_with_stdio(false);
-  const int code = rlk::cli::run(argc, argv, terminal_of_stdout(), std::cout, std::cerr);
+  const int code = rlk::cli::run(argc, argv, find_terminal(), std::cout, std::cerr);
   errno = 0;
   if (!std::cout.flush()) {
     const int error = errno;

@@ -2,11 +2,14 @@
 // Numbers and names as people read them.
 #include "cli/text.hpp"
 
+#include "runtime/error.hpp"
+
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 namespace rlk::cli {
 
@@ -21,6 +24,10 @@ std::string bytes_text(std::uint64_t num_bytes) {
     ++unit;
   }
   return fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string entries_text(std::uint64_t count) {
+  return fmt::format("{} {}", count, count == 1 ? "entry" : "entries");
 }
 
 std::string age_text(std::int64_t seconds) {
@@ -44,12 +51,29 @@ std::string time_text(std::int64_t seconds) {
   return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", calendar);
 }
 
+std::int64_t seconds_named(const std::string& text, std::string_view source) {
+  constexpr std::string_view k_units = "smhdw";
+  constexpr std::array<std::int64_t, 5> k_seconds = {1, 60, 3600, 86400, 7 * 86400};
+  std::int64_t number = 0;
+  const char* text_end = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), text_end, number);
+  const std::size_t unit = end + 1 == text_end ? k_units.find(*end) : std::string_view::npos;
+  std::int64_t seconds = 0;
+  if (error == std::errc{} && number >= 0 && unit != std::string_view::npos &&
+      !__builtin_mul_overflow(number, k_seconds[unit], &seconds)) {
+    return seconds;
+  }
+  throw InvalidArgument("{}: expected an age such as 45s, 90m, 12h, 30d or 2w, got \"{}\"", source,
+                        text);
+}
+
 std::string printable(std::string_view text) {
+  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  if (std::ranges::none_of(text, is_control)) return std::string(text);
   std::string shown;
   for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      shown += fmt::format("\\x{:02x}", byte);
+    if (is_control(c)) {
+      shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
     } else {
       shown.push_back(c);
     }

@@ -9,9 +9,13 @@
 namespace rlk::cli {
 
 std::string bytes_text(std::uint64_t num_bytes);  // "812 B", "4.1 KiB"
+std::string entries_text(std::uint64_t count);    // "1 entry", "2 entries"
 std::string age_text(std::int64_t seconds);       // "5s", "12m", "3h", "40d"
 std::string milliseconds_text(double ms);         // "0.4 ms", "187 ms", "2.3 s"
 std::string time_text(std::int64_t seconds);      // "2025-01-31 12:00:00 UTC"
+
+// Seconds of "45s", "90m", "12h", "30d" or "2w". Throws InvalidArgument, which names the source.
+std::int64_t seconds_named(const std::string& text, std::string_view source);
 
 // Control bytes as \xNN: names come from files, and a terminal obeys what it is shown.
 std::string printable(std::string_view text);

@@ -17,15 +17,16 @@ std::string metadata(const Specialization& spec, const CompileRequest& request,
   json["target"] = request.target;
   json["generic"] = spec.is_generic();
   json["compiler"] = compiler;
-  json["options"] = request.options;
-  json["entries"] = request.entries;
-  for (const auto& constant : request.constants) json["constants"][constant.name] = constant.value;
+  // What a listing shows comes first: it reads no further.
   json["created"] = static_cast<std::int64_t>(std::time(nullptr));
   json["compile_ms"] = stats.compile_ms;
   const auto known = [&](const char* field, std::int64_t value) {
     if (value >= 0) json[field] = value;
   };
   known("code_bytes", stats.code_bytes);
+  json["options"] = request.options;
+  json["entries"] = request.entries;
+  for (const auto& constant : request.constants) json["constants"][constant.name] = constant.value;
   known("registers", stats.registers);
   known("shared_bytes", stats.shared_bytes);
   if (backend(spec.target) == Backend::cuda) {

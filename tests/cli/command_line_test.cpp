@@ -13,13 +13,18 @@ TEST_F(CliTest, HelpIsOnStdoutAndFine) {
                                              {"list", "--help"},
                                              {"show", "--help"},
                                              {"path", "-h"},
-                                             {"doctor", "--help"}}) {
+                                             {"doctor", "--help"},
+                                             {"verify", "--help"},
+                                             {"prune", "--help"},
+                                             {"remove", "--help"},
+                                             {"clear", "--help"}}) {
     const Ran ran = run(words);
     EXPECT_EQ(ran.code, 0);
     EXPECT_NE(ran.out.find("Usage:"), std::string::npos) << ran.out;
     EXPECT_EQ(ran.err, "");
   }
-  for (const char* command : {"list", "show", "path", "doctor"}) {
+  for (const char* command :
+       {"list", "show", "path", "doctor", "verify", "prune", "remove", "clear"}) {
     EXPECT_NE(run({"--help"}).out.find(command), std::string::npos);
   }
   EXPECT_EQ(run({"--version"}).out, "rlk-jit " RLK_VERSION "\n");
@@ -34,12 +39,26 @@ TEST_F(CliTest, WrongUsageIsTwoAndOnStderr) {
                                              {"show"},
                                              {"show", "a", "b"},
                                              {"list", "--color", "blue"},
-                                             {"list", "--layer"}}) {
+                                             {"list", "--layer"},
+                                             {"remove"},
+                                             {"remove", "--all-matching"},
+                                             {"clear", "word"},
+                                             {"clear"},
+                                             {"prune", "word"},
+                                             {"prune", "--max-size"},
+                                             {"prune", "--max-size", "many"},
+                                             {"prune", "--max-size", "0"},
+                                             {"prune", "--older-than", "3"}}) {
     const Ran ran = run(words);
     EXPECT_EQ(ran.code, 2) << ran.out << ran.err;
     EXPECT_EQ(ran.out, "");
     EXPECT_NE(ran.err, "");
   }
+}
+
+TEST_F(CliTest, AnUnknownCommandIsNamed) {
+  EXPECT_EQ(run({"--json", "frob"}).err,
+            "rlk-jit: expected a command, got \"frob\"; see rlk-jit --help\n");
 }
 
 TEST_F(CliTest, OptionsStandBeforeOrAfterTheSubcommand) {

@@ -103,10 +103,10 @@ TEST_F(CliTest, ColourAndTotalsAreForTerminals) {
   const Terminal terminal{.is_terminal = true, .may_colour = true};
   const Terminal no_colour{.is_terminal = true, .may_colour = false};
   EXPECT_NE(run({"list"}, terminal).out.find('\x1b'), std::string::npos);
-  EXPECT_NE(run({"list"}, terminal).out.find("1 entries"), std::string::npos);
+  EXPECT_NE(run({"list"}, terminal).out.find("1 entry, "), std::string::npos);
   EXPECT_EQ(run({"list"}, no_colour).out.find('\x1b'), std::string::npos);
   EXPECT_EQ(run({"list"}).out.find('\x1b'), std::string::npos);
-  EXPECT_EQ(run({"list"}).out.find("1 entries"), std::string::npos);
+  EXPECT_EQ(run({"list"}).out.find("1 entry, "), std::string::npos);
   EXPECT_EQ(run({"list", "--color=never"}, terminal).out.find('\x1b'), std::string::npos);
   EXPECT_NE(run({"list", "--color=always"}).out.find('\x1b'), std::string::npos);
   EXPECT_EQ(run({"list", "--json"}, terminal).out.find('\x1b'), std::string::npos);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/text.hpp"
 
+#include "runtime/error.hpp"
+#include "tests/support/what.hpp"
+
 #include <gtest/gtest.h>
 
 namespace rlk::cli {
@@ -34,6 +37,27 @@ TEST(Text, Milliseconds) {
 TEST(Text, Time) {
   EXPECT_EQ(time_text(0), "1970-01-01 00:00:00 UTC");
   EXPECT_EQ(time_text(1738324800), "2025-01-31 12:00:00 UTC");
+}
+
+TEST(Text, Entries) {
+  EXPECT_EQ(entries_text(0), "0 entries");
+  EXPECT_EQ(entries_text(1), "1 entry");
+  EXPECT_EQ(entries_text(2), "2 entries");
+}
+
+TEST(Text, SecondsFromAnAge) {
+  EXPECT_EQ(seconds_named("0s", ""), 0);
+  EXPECT_EQ(seconds_named("45s", ""), 45);
+  EXPECT_EQ(seconds_named("90m", ""), 5400);
+  EXPECT_EQ(seconds_named("12h", ""), 43200);
+  EXPECT_EQ(seconds_named("30d", ""), 2592000);
+  EXPECT_EQ(seconds_named("2w", ""), 1209600);
+  for (const char* text : {"", "d", "30", "-1d", "1.5h", "1 d", "1dd", "1y", "20000000000000000w",
+                           "99999999999999999999s"}) {
+    EXPECT_THROW(seconds_named(text, "--older-than"), InvalidArgument) << text;
+  }
+  EXPECT_EQ(test::what<InvalidArgument>([] { seconds_named("3", "--older-than"); }),
+            "--older-than: expected an age such as 45s, 90m, 12h, 30d or 2w, got \"3\"");
 }
 
 TEST(Text, ControlBytesAreShownNotSent) {

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// rlk-jit verify.
+#include "cache/entry_name.hpp"
+#include "cache/key.hpp"
+#include "cli/commands.hpp"
+#include "cli/for_each.hpp"
+#include "cli/kernel.hpp"
+#include "cli/table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace rlk::cli {
+namespace {
+
+struct Verdict {
+  const Kernel* kernel = nullptr;
+  bool is_there = true;  // false: it vanished meanwhile
+  std::string problem;   // empty: sound
+};
+
+std::string text_at(const Json& metadata, const char* field) {
+  const auto found = metadata.find(field);
+  return found != metadata.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+std::string misfit(const char* field, const std::string& expected, const std::string& got) {
+  return fmt::format("metadata: {}: expected \"{}\", got \"{}\"", field, expected, got);
+}
+
+// What the checksum does not tell: whether the parts fit each other and the file's name.
+std::string misfit_of(const cache::ListedEntry& listed, const cache::Entry& entry) {
+  const Json metadata = Json::parse(entry.metadata, nullptr, false);
+  if (!metadata.is_object()) return "metadata: expected a JSON object, got something else";
+  const auto fields = cache::decode_key(entry.key);
+  if (!fields) return "key: expected tagged fields, got something else";
+  for (const auto& [tag, value] : *fields) {
+    const char* field = tag == "specialization" ? "name" : tag == "target" ? "target" : nullptr;
+    if (field == nullptr) continue;
+    if (const std::string got = text_at(metadata, field); got != value) {
+      return misfit(field, value, got);
+    }
+  }
+  const std::string compiler = text_at(metadata, "compiler");
+  if (!listed.path.ends_with('/' + cache::entry_file_name(listed.digest, compiler))) {
+    return misfit("compiler", listed.compiler, compiler);
+  }
+  return {};
+}
+
+Verdict verdict_of(cache::DiskStore& store, const Kernel& kernel) {
+  const cache::EntryRead read = store.read(kernel.entry);
+  if (read.status == cache::ReadStatus::ok) {
+    return {&kernel, true, misfit_of(kernel.entry, read.entry)};
+  }
+  return {&kernel, read.status != cache::ReadStatus::absent, read.problem};
+}
+
+std::vector<const Kernel*> choose(const Context& context, const std::vector<Kernel>& kernels,
+                                  const std::vector<std::string>& words, bool& all_found) {
+  std::vector<const Kernel*> chosen;
+  if (words.empty()) {
+    for (const Kernel& kernel : kernels) chosen.push_back(&kernel);
+  }
+  std::unordered_set<const Kernel*> seen;
+  for (const std::string& word : words) {
+    const auto found = kernels_named(kernels, word);
+    if (found.empty()) {
+      tell_missing(context, word);
+      all_found = false;
+    }
+    std::ranges::copy_if(found, std::back_inserter(chosen),
+                         [&](const Kernel* kernel) { return seen.insert(kernel).second; });
+  }
+  return chosen;
+}
+
+Json json_of(const Context& context, const Verdict& verdict) {
+  const cache::ListedEntry& entry = verdict.kernel->entry;
+  Json json;
+  json["name"] = verdict.kernel->name;
+  json["target"] = verdict.kernel->target;
+  json["compiler"] = entry.compiler;
+  json["key"] = entry.digest;
+  json["layer"] = layer_name(context, entry.layer);
+  json["path"] = entry.path;
+  json["file_bytes"] = entry.file_bytes;
+  json["problem"] = verdict.problem.empty() ? Json() : Json(verdict.problem);
+  return json;
+}
+
+void print_for_people(const Context& context, const std::vector<Verdict>& verdicts,
+                      std::size_t num_bad) {
+  Table table({{""}, {""}});
+  for (const Verdict& verdict : verdicts) {
+    if (verdict.problem.empty()) continue;
+    table.add({{printable(verdict.kernel->entry.path)}, {printable(verdict.problem), Colour::red}});
+  }
+  table.print(context.out, context.colour);
+  context.out << fmt::format("{} sound", entries_text(verdicts.size() - num_bad));
+  if (num_bad > 0) {
+    context.out << fmt::format(", {} of no use: a call that needs one compiles it anew", num_bad);
+  }
+  context.out << '\n';
+}
+
+}  // namespace
+
+int verify(const Context& context, const std::vector<std::string>& words) {
+  const jit::Layers layers = layers_of(context);
+  cache::DiskStore store(layers.options);
+  const std::vector<Kernel> kernels = all_kernels(context);
+  bool is_well = true;
+  const auto chosen = choose(context, kernels, words, is_well);
+  std::vector<Verdict> verdicts(chosen.size());
+  for_each_entry(chosen.size(),
+                 [&](std::size_t i) { verdicts[i] = verdict_of(store, *chosen[i]); });
+  std::erase_if(verdicts, [](const Verdict& verdict) { return !verdict.is_there; });
+  const auto num_bad = static_cast<std::size_t>(std::ranges::count_if(
+      verdicts, [](const Verdict& verdict) { return !verdict.problem.empty(); }));
+
+  if (context.json) {
+    std::vector<std::string> lines;
+    for (const Verdict& verdict : verdicts) lines.push_back(line_of(json_of(context, verdict)));
+    print_json_lines(context.out, lines);
+  } else {
+    print_for_people(context, verdicts, num_bad);
+  }
+  for (const cache::LayerState& state : store.layers()) {
+    if (state.problem.empty()) continue;
+    context.err << "rlk-jit: " << printable(state.problem) << '\n';
+    is_well = false;
+  }
+  for (const std::string& path : store.prune({.dry_run = true}).leftovers) {
+    context.err << fmt::format(
+        "rlk-jit: {}: left by a writer that died; rlk-jit prune removes it\n", printable(path));
+  }
+  return is_well && num_bad == 0 ? ok : failed;
+}
+
+}  // namespace rlk::cli
