@@ -59,7 +59,6 @@ class TimedLoader : public runtime::Loader {
   bool is_capturing(int device, void* stream) override {
     return loader_->is_capturing(device, stream);
   }
-  bool may_unload() override { return loader_->may_unload(); }
 
  private:
   static constexpr std::size_t k_num_steps = 3;

@@ -114,13 +114,11 @@ void Dispatcher::pin_if_captured(const OpCall& call, const Specialization& spec,
 }
 
 void Dispatcher::unload_surplus() {
-  table_.unload(static_cast<std::size_t>(max_kernels_), [&](const LoadedKernel& kernel) {
-    const Toolchain& tools = backend(kernel.target) == Backend::cpu ? cpu_ : cuda_;
-    if (!tools.loader->may_unload()) return false;
+  for (KernelPtr& kernel : table_.take_surplus(static_cast<std::size_t>(max_kernels_))) {
+    log().info("unloads {}", kernel->name);
     unloads_.fetch_add(1, std::memory_order_relaxed);
-    log().info("unloads {}", kernel.name);
-    return true;
-  });
+    kernel.reset();  // waits for what was launched
+  }
 }
 
 std::optional<cache::Entry> Dispatcher::get(const Session& session, const Specialization& spec,

@@ -100,24 +100,16 @@ void KernelTable::forget_fallbacks() {
   }
 }
 
-void KernelTable::unload(std::size_t most,
-                         runtime::FunctionRef<bool(const LoadedKernel&)> may_unload) {
-  Entries free;
-  {
-    const std::lock_guard lock(mutex_);
-    retire_surplus(most);
-    const auto keep = std::partition(retired_.begin(), retired_.end(), [](const auto& entry) {
-      return entry->is_pinned || is_read_by_a_thread(entry.get());
-    });
-    std::move(keep, retired_.end(), std::back_inserter(free));
-    retired_.erase(keep, retired_.end());
-  }
-  // Without the lock: it may wait for a device.
-  std::erase_if(free, [&](const auto& entry) {
-    return !entry->may_be_unloaded || may_unload(*entry->variant.kernel);
-  });
+std::vector<KernelPtr> KernelTable::take_surplus(std::size_t most) {
+  std::vector<KernelPtr> free;
   const std::lock_guard lock(mutex_);
-  std::move(free.begin(), free.end(), std::back_inserter(retired_));
+  retire_surplus(most);
+  std::erase_if(retired_, [&](const auto& entry) {
+    if (entry->is_pinned || is_read_by_a_thread(entry.get())) return false;
+    if (entry->may_be_unloaded) free.push_back(std::move(entry->variant.kernel));
+    return true;
+  });
+  return free;
 }
 
 std::size_t KernelTable::num_loaded() const {

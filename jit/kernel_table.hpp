@@ -9,7 +9,6 @@
 #pragma once
 
 #include "jit/specialization.hpp"
-#include "runtime/function_ref.hpp"
 #include "runtime/loaded_kernel.hpp"
 
 #include <atomic>
@@ -96,10 +95,10 @@ class KernelTable {
   // Drops fallbacks and failures, so that changed settings are asked again.
   void forget_fallbacks();
 
-  // Unloads specialized kernels, the least recently used first, until at most so many are left.
-  // Kernels that are held or pinned stay, as does one for which `may_unload` says false; they are
-  // tried again by the next call.
-  void unload(std::size_t most, runtime::FunctionRef<bool(const LoadedKernel&)> may_unload);
+  // Takes specialized kernels out, the least recently used first, until at most so many are left,
+  // and gives those that nobody holds, to be destroyed; one that is held comes at a later call, one
+  // that is pinned never.
+  std::vector<KernelPtr> take_surplus(std::size_t most);
 
   // Specialized kernels that are loaded.
   std::size_t num_loaded() const;

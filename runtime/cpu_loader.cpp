@@ -26,7 +26,6 @@ class CpuLoader final : public Loader {
 
   void prepare(const LoadedKernel&, int) override {}
   bool is_capturing(int, void*) override { return false; }
-  bool may_unload() override { return true; }  // a launch returns when it is done
 };
 
 }  // namespace

@@ -28,10 +28,6 @@ class Loader {
 
   // Whether a graph is being captured from this stream: nothing may be loaded then.
   virtual bool is_capturing(int device, void* stream) = 0;
-
-  // Before a kernel is destroyed: waits until nothing that was launched runs. False where that
-  // cannot be waited for at the moment.
-  virtual bool may_unload() = 0;
 };
 
 // Relocatable ELF objects, mapped into this process; LLVM is not involved.

@@ -38,7 +38,9 @@ class CudaImage {
   CudaImage(const CudaImage&) = delete;
   CudaImage& operator=(const CudaImage&) = delete;
   ~CudaImage() {
-    // An error here means that the driver is shutting down, and has unloaded it.
+    // Waits for what was launched, on every device, and in this mode leaves other threads' captures
+    // alone; cuCtxSynchronize would end them. An error here means that the driver is shutting down,
+    // and has unloaded it, or that this is a forked child, which has no devices.
     CaptureMode mode = CaptureMode::relaxed;
     driver_.table().exchange_capture_mode(&mode);
     driver_.table().library_unload(library_);
@@ -127,21 +129,6 @@ class CudaLoader final : public Loader {
 
   bool is_capturing(int device, void* stream) override {
     return cuda::is_capturing(driver_(), device, static_cast<Stream>(stream));
-  }
-
-  bool may_unload() override {
-    Driver& driver = driver_();
-    try {
-      const RelaxedCapture relaxed(driver);
-      for (const DeviceOrdinal device : driver.used_devices()) {
-        const DeviceGuard guard(driver, device);
-        // Refused while a graph is captured, and after an error of the device.
-        if (driver.table().ctx_synchronize() != result::success) return false;
-      }
-    } catch (const CallError&) {
-      return false;  // a forked child, or the driver is shutting down
-    }
-    return true;
   }
 
  private:

@@ -166,15 +166,6 @@ Context Driver::primary_context(DeviceOrdinal ordinal) {
   return context;
 }
 
-std::vector<DeviceOrdinal> Driver::used_devices() {
-  std::vector<DeviceOrdinal> used;
-  for (const DeviceInfo& info : devices()) {
-    const auto& context = contexts_[static_cast<std::size_t>(info.ordinal)];
-    if (context.load(std::memory_order_acquire) != nullptr) used.push_back(info.ordinal);
-  }
-  return used;
-}
-
 DeviceGuard::DeviceGuard(Driver& driver, DeviceOrdinal ordinal) : driver_(driver) {
   const Context wanted = driver.primary_context(ordinal);
   const DriverTable& table = driver.table();

@@ -72,9 +72,6 @@ class Driver {
   // The context that frameworks use on a device; retained once and kept.
   Context primary_context(DeviceOrdinal ordinal);
 
-  // Those whose context was asked for.
-  std::vector<DeviceOrdinal> used_devices();
-
  private:
   struct Found;
 

@@ -70,17 +70,6 @@ TEST_F(DispatcherUnloadTest, AKernelOfACapturedCallIsNeverUnloaded) {
   EXPECT_EQ(loader_->num_loads, num_loads);
 }
 
-TEST_F(DispatcherUnloadTest, NothingIsUnloadedWhileTheDeviceCannotBeWaitedFor) {
-  auto dispatcher = make_small(1);
-  loader_->refuses_to_unload = true;
-  for (int size = 0; size < 5; ++size) EXPECT_EQ(run(*dispatcher, size), name(size));
-  EXPECT_EQ(loader_->num_loaded, 5);
-  EXPECT_EQ(dispatcher->cache_info().unloads, 0);
-  loader_->refuses_to_unload = false;
-  run(*dispatcher, 5);
-  EXPECT_EQ(loader_->num_loaded, 1);
-}
-
 TEST_F(DispatcherUnloadTest, KernelsThatTookOverAreUnloadedToo) {
   make_builtin_layer(Target::sm_90a);
   auto dispatcher = make_small(2, Policy::async);

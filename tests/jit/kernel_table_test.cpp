@@ -34,8 +34,6 @@ class Kernels {
   }
 };
 
-constexpr auto always = [](const LoadedKernel&) { return true; };
-
 TEST(KernelTable, HoldsManyMoreThanItsFirstSlots) {
   Kernels kernels;
   KernelTable table;
@@ -99,7 +97,7 @@ TEST(KernelTable, ForgetFallbacksKeepsTheRest) {
   table.forget_fallbacks();
   EXPECT_TRUE(table.look_up(spec_of(1)));
   EXPECT_FALSE(table.look_up(spec_of(2)));
-  table.unload(9, always);
+  table.take_surplus(9);
   EXPECT_EQ(kernels.num_alive, 1);
 }
 
@@ -109,10 +107,7 @@ TEST(KernelTable, UnloadsTheLeastRecentlyUsed) {
   for (int i = 0; i < 4; ++i) kernels.build(table, i);
   table.look_up(spec_of(0));
   std::vector<std::string> unloaded;
-  table.unload(2, [&](const LoadedKernel& kernel) {
-    unloaded.push_back(kernel.name);
-    return true;
-  });
+  for (const auto& kernel : table.take_surplus(2)) unloaded.push_back(kernel->name);
   EXPECT_EQ(unloaded, (std::vector<std::string>{"1", "2"}));
   EXPECT_EQ(kernels.num_alive, 2);
   EXPECT_EQ(table.num_loaded(), 2u);
@@ -128,9 +123,9 @@ TEST(KernelTable, GenericKernelsAreNotCountedAndStay) {
   const auto generic = spec_of(0).generic();
   table.look_up_or_build(generic, [&] { return kernels.variant(0); });
   kernels.build(table, 1);
-  table.unload(1, always);
+  table.take_surplus(1);
   EXPECT_EQ(kernels.num_alive, 2);
-  table.unload(0, always);
+  table.take_surplus(0);
   EXPECT_TRUE(table.look_up(generic));
   EXPECT_FALSE(table.look_up(spec_of(1)));
 }
@@ -140,12 +135,12 @@ TEST(KernelTable, WhatIsHeldIsFreedByALaterUnload) {
   KernelTable table;
   {
     const auto held = kernels.build(table, 1);
-    table.unload(0, always);
+    table.take_surplus(0);
     EXPECT_EQ(held->kernel->name, "1");
     EXPECT_EQ(kernels.num_alive, 1);
     std::jthread([&] { EXPECT_FALSE(table.look_up(spec_of(1))); });
   }
-  table.unload(0, always);
+  table.take_surplus(0);
   EXPECT_EQ(kernels.num_alive, 0);
 }
 
@@ -154,27 +149,16 @@ TEST(KernelTable, APinnedKernelStaysAndWorks) {
   KernelTable table;
   kernels.build(table, 1).pin();
   kernels.build(table, 2);
-  table.unload(1, always);
+  table.take_surplus(1);
   EXPECT_TRUE(table.look_up(spec_of(1)));
   EXPECT_FALSE(table.look_up(spec_of(2)));
   {  // pinned after it was chosen
     const auto held = kernels.build(table, 3);
-    table.unload(0, always);
+    table.take_surplus(0);
     held.pin();
   }
-  table.unload(0, always);
+  table.take_surplus(0);
   EXPECT_EQ(kernels.num_alive, 2);
-}
-
-TEST(KernelTable, WhatMayNotBeUnloadedYetIsAskedAgain) {
-  Kernels kernels;
-  KernelTable table;
-  kernels.build(table, 1);
-  table.unload(0, [](const LoadedKernel&) { return false; });
-  EXPECT_EQ(kernels.num_alive, 1);
-  EXPECT_EQ(table.num_loaded(), 1u);
-  table.unload(0, always);
-  EXPECT_EQ(kernels.num_alive, 0);
 }
 
 // Under the sanitizers a kernel that is freed too early is found.
@@ -191,7 +175,7 @@ TEST(KernelTable, ThreadsUseWhatOthersUnload) {
         auto held = table.look_up(spec_of(key));
         if (!held) {
           held = kernels.build(table, key);
-          table.unload(3, always);
+          table.take_surplus(3);
         }
         if (held->kernel->name != std::to_string(key)) ++num_wrong;
       }
@@ -199,7 +183,7 @@ TEST(KernelTable, ThreadsUseWhatOthersUnload) {
   }
   threads.clear();
   EXPECT_EQ(num_wrong, 0);
-  table.unload(3, always);
+  table.take_surplus(3);
   EXPECT_EQ(kernels.num_alive, 3);
 }
 

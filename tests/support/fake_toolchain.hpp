@@ -62,7 +62,7 @@ class FakeLoader : public runtime::Loader {
   std::atomic<int> num_loads{0}, num_loaded{0};  // ever; at this moment
   std::atomic<bool> captures{false};
   // The device, or its driver, fails at a step.
-  std::atomic<bool> load_fails{false}, prepare_fails{false}, refuses_to_unload{false};
+  std::atomic<bool> load_fails{false}, prepare_fails{false};
   std::string refused;  // kernels of such a name do not load
   std::vector<Target> targets{host_cpu_target().value_or(Target::x86_64_v2)};  // one a device
   std::mutex prepared_mutex;
@@ -80,7 +80,6 @@ class FakeLoader : public runtime::Loader {
     if (captures) asked_stream = stream;
     return captures;
   }
-  bool may_unload() override { return !refuses_to_unload; }
   void load(LoadedKernel& kernel, std::span<const std::byte> code,
             std::span<const char* const>) override {
     ++num_loads;

@@ -47,23 +47,6 @@ TEST_F(CudaLoaderTest, LoadingAndUnloadingAreRelaxed) {
   EXPECT_EQ(mode, CaptureMode::global);
 }
 
-// What was launched may still run.
-TEST_F(CudaLoaderTest, BeforeAnUnloadTheUsedDevicesAreWaitedFor) {
-  const auto loader = make_cuda_loader([&]() -> Driver& { return driver(); });
-  EXPECT_TRUE(loader->may_unload());
-  EXPECT_TRUE(fake_.synchronized.empty());
-  driver().primary_context(1);
-  EXPECT_TRUE(loader->may_unload());
-  EXPECT_EQ(fake_.synchronized, std::vector<int>{1});
-  EXPECT_TRUE(fake_.contexts()->empty());
-  for (const char* call : {"cuCtxSynchronize", "cuThreadExchangeStreamCaptureMode"}) {
-    fake_.fail_call = call;
-    fake_.fail_at = 1;
-    fake_.fail_code = result::capture_unsupported;
-    EXPECT_FALSE(loader->may_unload()) << call;
-  }
-}
-
 TEST_F(CudaLoaderTest, AMissingEntryIsALoadErrorAndLeavesNothing) {
   EXPECT_EQ(what<LoadError>([&] { load(k_code, {"rlk_a", "rlk_c"}); }),
             "CUDA code: expected an entry rlk_c, found none");
