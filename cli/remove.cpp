@@ -49,6 +49,7 @@ Json json_of(const Kernel& kernel) {
 void print(const Context& context, const std::vector<const Kernel*>& removed) {
   if (context.json) {
     std::vector<std::string> lines;
+    lines.reserve(removed.size());
     for (const Kernel* kernel : removed) lines.push_back(line_of(json_of(*kernel)));
     print_json_lines(context.out, lines);
     return;

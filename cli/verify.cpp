@@ -123,6 +123,7 @@ int verify(const Context& context, const std::vector<std::string>& words) {
 
   if (context.json) {
     std::vector<std::string> lines;
+    lines.reserve(verdicts.size());
     for (const Verdict& verdict : verdicts) lines.push_back(line_of(json_of(context, verdict)));
     print_json_lines(context.out, lines);
   } else {
