@@ -2,7 +2,6 @@
 // Follows the rules of DiskStore::get over a listing; a test holds the two together.
 #include "cli/look_up.hpp"
 
-#include "cache/entry_file.hpp"
 #include "cache/entry_name.hpp"
 
 #include <fmt/format.h>
@@ -28,15 +27,9 @@ void sort_as_get_does(std::vector<const Kernel*>& found, const std::string& exac
 }
 
 // What a get finds wrong with a file when it reads it whole.
-std::string problem_of(const Context& context, const Kernel& kernel, const cache::Key& key) {
-  if (!kernel.entry.problem.empty()) return kernel.entry.problem;
-  cache::ReadRules rules;
-  rules.sharing = layers_of(context).options.sharing;
-  if (kernel.entry.layer.read_write) rules.identity = cache::current_identity();
-  const auto read = cache::read_entry(cache::posix_file_system(), kernel.entry.path, rules);
-  if (read.status == cache::ReadStatus::absent) return "vanished";
-  if (read.status != cache::ReadStatus::ok) return read.problem;
-  return read.entry.key == key.bytes ? "" : "holds another key than its name says";
+std::string problem_of(cache::DiskStore& store, const Kernel& kernel) {
+  const auto read = store.read(kernel.entry);
+  return read.status == cache::ReadStatus::absent ? "vanished" : read.problem;
 }
 
 std::string value_of(const Fields& fields, std::string_view tag) {
@@ -71,8 +64,9 @@ std::vector<Candidate> look_up(const Context& context, const std::vector<Kernel>
                                const cache::Key& key, const std::string& compiler) {
   const std::string digest = key.digest();
   const std::string exact = compiler.empty() ? "" : cache::entry_file_name(digest, compiler);
+  cache::DiskStore store(layers_of(context).options);
   std::vector<Candidate> candidates;
-  for (const auto& state : cache::DiskStore(layers_of(context).options).layers()) {
+  for (const auto& state : store.layers()) {
     if (state.layer.read_write && !state.problem.empty()) {
       candidates.push_back({state.layer.folder, state.layer, "", state.problem});
       continue;
@@ -90,7 +84,7 @@ std::vector<Candidate> look_up(const Context& context, const std::vector<Kernel>
       candidates.push_back({entry.path, entry.layer, entry.compiler,
                             is_foreign ? fmt::format("made by {}; the read-write layer wants {}",
                                                      entry.compiler, compiler)
-                                       : problem_of(context, *kernel, key)});
+                                       : problem_of(store, *kernel)});
       if (candidates.back().problem.empty()) return candidates;
     }
   }

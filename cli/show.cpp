@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // rlk-jit show and rlk-jit path.
-#include "cache/entry_file.hpp"
 #include "cache/key.hpp"
 #include "cli/commands.hpp"
 #include "cli/kernel.hpp"
@@ -17,10 +16,8 @@ namespace rlk::cli {
 namespace {
 
 // Reads the whole file, which a listing does not: "" if the checksum is right.
-std::string check_whole(const Kernel& kernel) {
-  cache::ReadRules rules;
-  if (kernel.entry.layer.read_write) rules.identity = cache::current_identity();
-  const auto read = cache::read_entry(cache::posix_file_system(), kernel.entry.path, rules);
+std::string check_whole(const Context& context, const Kernel& kernel) {
+  const auto read = cache::DiskStore(layers_of(context).options).read(kernel.entry);
   return read.status == cache::ReadStatus::absent ? "vanished" : read.problem;
 }
 
@@ -141,7 +138,7 @@ int show(const Context& context, const std::string& word) {
   const auto kernel = find_kernel(context, word);
   if (!kernel) return failed;
   const std::string problem =
-      kernel->entry.problem.empty() ? check_whole(*kernel) : kernel->entry.problem;
+      kernel->entry.problem.empty() ? check_whole(context, *kernel) : kernel->entry.problem;
   if (context.json) {
     print_json(context.out, json_of(context, *kernel, problem));
   } else {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // rlk-jit show --source, --ptx and --sass: that text alone on stdout.
 #include "cache/bytes.hpp"
-#include "cache/entry_file.hpp"
 #include "cli/commands.hpp"
 #include "cli/run_tool.hpp"
 #include "cli/text.hpp"
@@ -71,10 +70,7 @@ std::uint16_t elf_machine(const Payload& payload) {
 }
 
 Payload read_payload(const Context& context, const Kernel& kernel) {
-  cache::ReadRules rules;
-  rules.sharing = layers_of(context).options.sharing;
-  if (kernel.entry.layer.read_write) rules.identity = cache::current_identity();
-  auto read = cache::read_entry(cache::posix_file_system(), kernel.entry.path, rules);
+  auto read = cache::DiskStore(layers_of(context).options).read(kernel.entry);
   if (read.status == cache::ReadStatus::ok) return std::move(read.entry.payload);
   throw LoadError("{}: {}", printable(kernel.entry.path),
                   read.status == cache::ReadStatus::absent ? "vanished" : printable(read.problem));

@@ -145,6 +145,16 @@ TEST_F(CliTest, ShowVerifiesTheChecksum) {
   EXPECT_EQ(run_json({"show", name})["problem"], "wrong checksum");
 }
 
+TEST_F(CliTest, ShowTakesAGroupsEntryWhereTheCacheIsShared) {
+  ::setenv("RLK_CACHE_SHARED", "group", 1);
+  cache::DiskStore({.read_write = folder_, .sharing = cache::Sharing::group})
+      .put({key_of(name).bytes, R"({"name":"toy"})", {}}, compiler);
+  const Ran ran = run({"show", "toy"});
+  ::unsetenv("RLK_CACHE_SHARED");
+  EXPECT_EQ(ran.code, 0) << ran.out;
+  EXPECT_NE(ran.out.find("sound"), std::string::npos) << ran.out;
+}
+
 TEST_F(CliTest, ShowOfDamageSaysWhatIsWrong) {
   test::write_file(put(folder_, name), "damage");
   const Ran ran = run({"show", digest_of(name)});
