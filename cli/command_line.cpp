@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -28,6 +29,7 @@ struct Options {
   PruneOptions prune;
   RemoveOptions remove;
   bool is_sure = false;
+  WarmCommand warm;
 };
 
 std::string absolute(const std::string& folder) {
@@ -50,22 +52,36 @@ Context make_context(const Options& options, const Terminal& terminal, std::ostr
   return context;
 }
 
-struct Commands {
-  const CLI::App* verify;
-  const CLI::App* prune;
-  const CLI::App* remove;
-  const CLI::App* clear;
+// What is to be done once the words have been read.
+using Command = std::function<int(const Context&)>;
+
+// The declarations of a subcommand; `run` is what it does.
+class Subcommands {
+ public:
+  Subcommands(CLI::App& app, Command& command) : app_(app), command_(command) {}
+
+  CLI::App* add(const std::string& name, const std::string& help, Command run) {
+    auto* added = app_.add_subcommand(name, help);
+    added->callback([&command = command_, run = std::move(run)] { command = run; });
+    return added;
+  }
+
+ private:
+  CLI::App& app_;
+  Command& command_;
 };
 
 // The commands that look after a cache.
-Commands add_care(CLI::App& app, Options& options) {
-  auto* verify = app.add_subcommand(
-      "verify", "Read every entry whole: checksum, key, metadata; exit code 1 if one is of no use");
+void add_care(Subcommands& commands, Options& options) {
+  auto* verify = commands.add(
+      "verify", "Read every entry whole: checksum, key, metadata; exit code 1 if one is of no use",
+      [&](const Context& context) { return rlk::cli::verify(context, options.words); });
   verify->add_option("kernel", options.words, "These alone: names, or fronts or parts of them")
       ->type_name("NAME-or-KEY");
 
-  auto* prune = app.add_subcommand(
-      "prune", "Remove the least recently used kernels; without options, down to $RLK_CACHE_SIZE");
+  auto* prune = commands.add(
+      "prune", "Remove the least recently used kernels; without options, down to $RLK_CACHE_SIZE",
+      [&](const Context& context) { return rlk::cli::prune(context, options.prune); });
   prune->add_option("--max-size", options.prune.max_size, "Down to this, such as 500M or 2GiB")
       ->type_name("SIZE");
   prune
@@ -74,16 +90,19 @@ Commands add_care(CLI::App& app, Options& options) {
       ->type_name("AGE");
   prune->add_flag("--dry-run,-n", options.prune.dry_run, "Tell what would go, remove nothing");
 
-  auto* remove = app.add_subcommand("remove", "Remove kernels from the cache folder");
+  auto* remove = commands.add(
+      "remove", "Remove kernels from the cache folder",
+      [&](const Context& context) { return rlk::cli::remove(context, options.remove); });
   remove->add_option("kernel", options.remove.words, "A name, or the front of a key")
       ->required()
       ->type_name("NAME-or-KEY");
   remove->add_flag("--all-matching", options.remove.all_matching,
                    "All that a word fits, not only one");
 
-  auto* clear = app.add_subcommand("clear", "Remove every kernel from the cache folder");
+  auto* clear = commands.add(
+      "clear", "Remove every kernel from the cache folder",
+      [&](const Context& context) { return rlk::cli::clear(context, options.is_sure); });
   clear->add_flag("--yes,-y", options.is_sure, "Do not ask");
-  return {verify, prune, remove, clear};
 }
 
 // One of them shows its text in place of all the rest.
@@ -98,23 +117,71 @@ void add_codes(CLI::App& show, Options& options) {
       ->excludes(ptx);
 }
 
-struct Questions {
-  const CLI::App* stats;
-  const CLI::App* explain;
-};
-
 // The commands that tell why something was compiled.
-Questions add_questions(CLI::App& app, Options& options) {
-  auto* stats = app.add_subcommand(
-      "stats", "Count hits, compiles, failures and fallbacks by kernel, over all processes");
+void add_questions(Subcommands& commands, Options& options) {
+  auto* stats = commands.add(
+      "stats", "Count hits, compiles, failures and fallbacks by kernel, over all processes",
+      [&](const Context& context) { return rlk::cli::stats(context, options.word); });
   stats->add_option("kernel", options.word, "Those with this part in their name")
       ->type_name("NAME-part");
-  auto* explain = app.add_subcommand(
-      "explain", "Tell what a call of a kernel would do, and why: exit code 0 a hit, 1 a miss");
+  auto* explain = commands.add(
+      "explain", "Tell what a call of a kernel would do, and why: exit code 0 a hit, 1 a miss",
+      [&](const Context& context) { return rlk::cli::explain(context, options.word); });
   explain->add_option("kernel", options.word, "Its whole name, or what names one entry")
       ->required()
       ->type_name("NAME");
-  return {stats, explain};
+}
+
+// The commands that look at a cache.
+void add_views(Subcommands& commands, Options& options) {
+  commands.add("list", "List the kernels of every layer", list);
+  const std::string word_help = "Its name, or the front of its key";
+  auto* show = commands.add("show", "Show one kernel in full", [&](const Context& context) {
+    return options.code ? show_code(context, options.word, *options.code)
+                        : rlk::cli::show(context, options.word);
+  });
+  show->add_option("kernel", options.word, word_help)->required()->type_name("NAME-or-KEY");
+  add_codes(*show, options);
+  auto* path =
+      commands.add("path", "Print the cache folder, or a kernel's file",
+                   [&](const Context& context) { return rlk::cli::path(context, options.word); });
+  path->add_option("kernel", options.word, word_help)->type_name("NAME-or-KEY");
+  commands.add("doctor", "Check processor, devices, compilers, cache folder and what would run",
+               doctor);
+}
+
+// The commands that fill a cache.
+void add_filling(Subcommands& commands, Options& options) {
+  WarmCommand& asked = options.warm;
+  auto* warm =
+      commands.add("warm", "Compile what a model's calls will ask for; no GPU is needed",
+                   [&](const Context& context) { return rlk::cli::warm(context, options.warm); });
+  warm->add_option("model", asked.models, "A config.json, a folder with one, or V=128256,D=4096")
+      ->type_name("MODEL");
+  warm->add_option("--arch", asked.archs,
+                   "Targets such as sm_90a or x86-64-v4; without it, this machine's")
+      ->type_name("ARCH")
+      ->allow_extra_args(false)
+      ->take_all();
+  warm->add_option("--op", asked.ops, "Ops; without it, all")->allow_extra_args(false)->take_all();
+  warm->add_option("--dtype", asked.dtypes, "bf16, fp16, fp32; without it, bf16")
+      ->allow_extra_args(false)
+      ->take_all();
+  warm->add_option("--pass", asked.passes, "fwd, bwd; without it, both")
+      ->allow_extra_args(false)
+      ->take_all();
+  warm->add_option("--tp", asked.shape.num_shards, "Ranks that share the vocabulary's rows")
+      ->check(CLI::Range(1, 1 << 20));
+  warm->add_option("--vocab", asked.shape.vocab, "Rows of the head where it was resized")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
+  warm->add_option("--trace", asked.traces, "Kernels that RLK_TRACE has recorded (repeatable)")
+      ->type_name("FILE")
+      ->allow_extra_args(false)
+      ->take_all();
+  warm->add_option("--cuda", asked.cuda_major, "Compile by NVRTC of this CUDA major")
+      ->check(CLI::Range(12, 99));
+  warm->add_option("--jobs,-j", asked.num_jobs, "Compile so many at once; without it, one a core")
+      ->check(CLI::Range(1, 1024));
 }
 
 }  // namespace
@@ -140,18 +207,12 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
   app.add_option("--package", options.package)->group("")->type_name("DIR");
   app.add_option("--site", options.sites)->group("")->expected(1)->take_all();
 
-  const auto* list_command = app.add_subcommand("list", "List the kernels of every layer");
-  auto* show_command = app.add_subcommand("show", "Show one kernel in full");
-  const std::string word_help = "Its name, or the front of its key";
-  show_command->add_option("kernel", options.word, word_help)->required()->type_name("NAME-or-KEY");
-  add_codes(*show_command, options);
-  const Questions questions = add_questions(app, options);
-  auto* path_command = app.add_subcommand("path", "Print the cache folder, or a kernel's file");
-  path_command->add_option("kernel", options.word, word_help)->type_name("NAME-or-KEY");
-  app.add_subcommand("doctor",
-                     "Check processor, devices, compilers, cache folder and what would run");
-
-  const Commands care = add_care(app, options);
+  Command command;
+  Subcommands commands(app, command);
+  add_views(commands, options);
+  add_questions(commands, options);
+  add_filling(commands, options);
+  add_care(commands, options);
 
   try {
     app.parse(argc, argv);
@@ -164,18 +225,7 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
     return app.exit(error, out, err) == 0 ? ok : wrong_usage;
   }
   try {
-    const Context context = make_context(options, terminal, out, err);
-    if (*list_command) return list(context);
-    if (*show_command && options.code) return show_code(context, options.word, *options.code);
-    if (*show_command) return show(context, options.word);
-    if (*questions.stats) return stats(context, options.word);
-    if (*questions.explain) return explain(context, options.word);
-    if (*path_command) return path(context, options.word);
-    if (*care.verify) return verify(context, options.words);
-    if (*care.prune) return prune(context, options.prune);
-    if (*care.remove) return remove(context, options.remove);
-    if (*care.clear) return clear(context, options.is_sure);
-    return doctor(context);
+    return command(make_context(options, terminal, out, err));
   } catch (const std::exception& error) {
     err << "rlk-jit: " << error.what() << '\n';
     return failed;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cli/context.hpp"
+#include "jit/warm/model_shape.hpp"
 
 #include <optional>
 #include <string>
@@ -52,6 +53,19 @@ int remove(const Context& context, const RemoveOptions& options);
 
 // Removes every entry of the read-write layer. Asks a person who is not sure.
 int clear(const Context& context, bool is_sure);
+
+struct WarmCommand {
+  std::vector<std::string> models;  // what read_model_shape() takes
+  std::vector<std::string> traces;
+  std::vector<std::string> archs, ops;  // none: this machine's, all
+  std::vector<std::string> dtypes = {"bf16"}, passes = {"fwd", "bwd"};
+  jit::ShapeOptions shape;
+  std::optional<int> cuda_major;
+  int num_jobs = 0;  // 0: one a core
+};
+
+// Compiles what the models' calls would ask for. 128 + the signal's number if it was cancelled.
+int warm(const Context& context, const WarmCommand& asked);
 
 // Whether rlk would work here, and how. `failed` if something is broken.
 int doctor(const Context& context);

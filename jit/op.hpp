@@ -3,6 +3,7 @@
 #pragma once
 
 #include "jit/specialization.hpp"
+#include "jit/warm/model_shape.hpp"
 #include "runtime/loaded_kernel.hpp"
 #include "runtime/tensor.hpp"
 #include "runtime/workspace.hpp"
@@ -57,6 +58,8 @@ struct Op {
   int (*dynamic_shared_bytes)(const Specialization&);
   // The generic variants that ship with rlk, for one target.
   std::vector<Specialization> (*generic_variants)(Target);
+  // The variants that calls of a model's head ask for.
+  std::vector<Specialization> (*model_variants)(const ModelShape&, DType, Pass, Target);
 };
 
 }  // namespace rlk::jit

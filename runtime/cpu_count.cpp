@@ -2,6 +2,8 @@
 // Reads affinity, cgroup quota and OMP_NUM_THREADS.
 #include "runtime/cpu_count.hpp"
 
+#include "runtime/cgroup.hpp"
+
 #include <sched.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <thread>
 
@@ -19,45 +20,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::optional<int> quota_cpus(std::int64_t quota_us, std::int64_t period_us) {
+std::optional<std::int64_t> quota_cpus(std::int64_t quota_us, std::int64_t period_us) {
   if (quota_us <= 0 || period_us <= 0) return std::nullopt;
-  return static_cast<int>(std::clamp<std::int64_t>((quota_us - 1) / period_us + 1, 1, 1 << 16));
+  return std::clamp<std::int64_t>((quota_us - 1) / period_us + 1, 1, 1 << 16);
 }
 
 // cpu.max: "max 100000" or "150000 100000".
-std::optional<int> read_v2(const fs::path& folder) {
+std::optional<std::int64_t> read_v2(const fs::path& folder) {
   std::ifstream file(folder / "cpu.max");
   std::int64_t quota_us = 0, period_us = 0;
   if (!(file >> quota_us >> period_us)) return std::nullopt;
   return quota_cpus(quota_us, period_us);
 }
 
-std::optional<int> read_v1(const fs::path& folder) {
+std::optional<std::int64_t> read_v1(const fs::path& folder) {
   std::ifstream quota_file(folder / "cpu.cfs_quota_us"), period_file(folder / "cpu.cfs_period_us");
   std::int64_t quota_us = 0, period_us = 0;
   if (!(quota_file >> quota_us) || !(period_file >> period_us)) return std::nullopt;
   return quota_cpus(quota_us, period_us);
-}
-
-// The least quota of a group and its parents. A container often sees a path that exists only
-// outside of it, and its own group at the mount's root: files that are missing are passed over.
-template <class Read>
-std::optional<int> least_up(const fs::path& mount, fs::path group, Read read) {
-  std::optional<int> least;
-  for (;; group = group.parent_path()) {
-    if (auto cpus = read(mount / group.relative_path())) {
-      least = std::min(least.value_or(*cpus), *cpus);
-    }
-    if (group.relative_path().empty()) return least;
-  }
-}
-
-bool names_cpu(const std::string& controllers) {
-  std::istringstream list(controllers);
-  for (std::string name; std::getline(list, name, ',');) {
-    if (name == "cpu") return true;
-  }
-  return false;
 }
 
 }  // namespace
@@ -76,27 +56,11 @@ int affinity_cpus() {
 }
 
 std::optional<int> cgroup_cpus(const fs::path& root) {
-  const fs::path mount = root / "sys/fs/cgroup";
-  std::optional<int> least;
-  std::ifstream groups(root / "proc/self/cgroup");
-  // A line is "hierarchy:controllers:path"; version 2 has no controllers.
-  for (std::string line; std::getline(groups, line);) {
-    const auto first = line.find(':');
-    const auto second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const fs::path group = line.substr(second + 1);
-    std::optional<int> cpus;
-    if (controllers.empty()) {
-      cpus = least_up(mount, group, read_v2);
-    } else if (names_cpu(controllers)) {
-      // The folder is "cpu,cpuacct" with links "cpu" and "cpuacct" on most systems.
-      cpus = least_up(mount / "cpu", group, read_v1);
-      if (!cpus) cpus = least_up(mount / controllers, group, read_v1);
-    }
-    if (cpus) least = std::min(least.value_or(*cpus), *cpus);
-  }
-  return least;
+  const auto cpus = least_cgroup_limit(
+      root, "cpu", [](const fs::path& folder) { return read_v2(folder); },
+      [](const fs::path& folder) { return read_v1(folder); });
+  if (!cpus) return std::nullopt;
+  return static_cast<int>(*cpus);
 }
 
 std::optional<int> parse_omp_num_threads(std::string_view value) {

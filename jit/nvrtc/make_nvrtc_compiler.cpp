@@ -32,15 +32,19 @@ void set_python_folders(std::vector<std::filesystem::path> folders) {
   python_folders = std::move(folders);
 }
 
-std::shared_ptr<NvrtcCompiler> make_nvrtc_compiler(const Settings& settings) {
+std::shared_ptr<NvrtcCompiler> make_nvrtc_compiler(const Settings& settings,
+                                                   std::optional<int> major,
+                                                   std::function<bool()> is_cancelled) {
   return std::make_shared<NvrtcCompiler>(NvrtcCompiler::Options{
       .search =
           [package = settings.package_folder] {
             return nvrtc_search(process_environment, package_folders(package));
           },
-      .driver_version = driver_version,
-      .major = std::nullopt,
+      // What is made for other machines is not bound by this one's driver.
+      .driver_version = major ? [] { return std::optional<int>(); } : driver_version,
+      .major = major,
       .dump_dir = settings.dump_dir,
+      .is_cancelled = std::move(is_cancelled),
   });
 }
 

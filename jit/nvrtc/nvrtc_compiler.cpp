@@ -189,11 +189,15 @@ CompiledCode NvrtcCompiler::compile(const CompileRequest& request) {
   const std::string source = nvrtc_source(request);
   NvrtcOutput output = [&] {
     try {
-      return run_nvrtc(nvrtc, source, add_switches(request.options, library), is_ptx(request));
+      return run_nvrtc(nvrtc, source, add_switches(request.options, library), is_ptx(request),
+                       options_.is_cancelled);
     } catch (const CompileError& error) {
       throw CompileError("{}: {}", request.name, error.what());
     }
   }();
+  if (output.code != 0 && options_.is_cancelled && options_.is_cancelled()) {
+    throw CompileError("{}: cancelled", request.name);
+  }
   if (output.code != 0) {
     throw CompileError("{}: NVRTC {}.{}: {} ({}): {}{}", request.name, library.major, library.minor,
                        output.error, output.code, output.log, keep_refused(request, source));

@@ -34,6 +34,7 @@ class NvrtcCompiler final : public Compiler {
     std::optional<int> major;  // a CUDA major asked for: `warm` for other machines
     // RLK_DUMP_DIR, for refused sources; else the temp folder, which takes the first few alone.
     std::optional<std::string> dump_dir;
+    std::function<bool()> is_cancelled = {};  // asked during a compile, which then fails
   };
 
   // Looks for nothing yet.

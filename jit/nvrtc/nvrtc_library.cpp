@@ -23,6 +23,14 @@ class Program {
   Program& operator=(const Program&) = delete;
   ~Program() { nvrtc_.destroy_program(&program_); }
 
+  void cancel_where(const std::function<bool()>& is_cancelled) {
+    if (!is_cancelled || nvrtc_.set_flow_callback == nullptr) return;
+    const auto ask = [](void* payload, void*) {
+      return (*static_cast<const std::function<bool()>*>(payload))() ? 1 : 0;
+    };
+    nvrtc_.set_flow_callback(program_, ask, const_cast<std::function<bool()>*>(&is_cancelled));
+  }
+
   int compile(const std::vector<std::string>& options) {
     std::vector<const char*> pointers;
     pointers.reserve(options.size());
@@ -61,6 +69,8 @@ NvrtcTable open_nvrtc(const NvrtcLibrary& found) {
   table.member = library.function<std::remove_pointer_t<decltype(table.member)>>(#symbol);
   RLK_NVRTC_FUNCTIONS(RLK_NVRTC_ASK)
 #undef RLK_NVRTC_ASK
+  table.set_flow_callback =
+      reinterpret_cast<decltype(table.set_flow_callback)>(library.find("nvrtcSetFlowCallback"));
   builtins.keep_open();
   library.keep_open();
   int major = 0, minor = 0;
@@ -73,8 +83,10 @@ NvrtcTable open_nvrtc(const NvrtcLibrary& found) {
 }
 
 NvrtcOutput run_nvrtc(const NvrtcTable& nvrtc, const std::string& source,
-                      const std::vector<std::string>& options, bool ptx) {
+                      const std::vector<std::string>& options, bool ptx,
+                      const std::function<bool()>& is_cancelled) {
   Program program(nvrtc, source);
+  program.cancel_where(is_cancelled);
   NvrtcOutput output;
   output.code = program.compile(options);
   output.log = program.fetch(nvrtc.log_size, nvrtc.log, "nvrtcGetProgramLog");

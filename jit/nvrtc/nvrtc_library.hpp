@@ -5,6 +5,7 @@
 #include "jit/nvrtc/nvrtc_finder.hpp"
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,8 @@ using NvrtcProgram = NvrtcProgramTag*;
 
 struct NvrtcTable {
   const char* (*error_string)(int code) = nullptr;
+  // Since 12.8; else null. The callback is asked during a compile, and ends it by 1.
+  int (*set_flow_callback)(NvrtcProgram, int (*callback)(void*, void*), void* payload) = nullptr;
 #define RLK_NVRTC_MEMBER(member, symbol, parameters) int(*member) parameters = nullptr;
   RLK_NVRTC_FUNCTIONS(RLK_NVRTC_MEMBER)
 #undef RLK_NVRTC_MEMBER
@@ -46,8 +49,10 @@ struct NvrtcOutput {
   std::vector<std::byte> binary;  // cubin, or PTX with its final zero; empty on an error
 };
 
-// Compiles once. Throws CompileError only where NVRTC fails outside of the compile.
+// Compiles once. Throws CompileError only where NVRTC fails outside of the compile. `is_cancelled`
+// may be empty; it must go on to say true once it did, and call nothing of NVRTC.
 NvrtcOutput run_nvrtc(const NvrtcTable& nvrtc, const std::string& source,
-                      const std::vector<std::string>& options, bool ptx);
+                      const std::vector<std::string>& options, bool ptx,
+                      const std::function<bool()>& is_cancelled = {});
 
 }  // namespace rlk::jit

@@ -50,12 +50,18 @@ std::vector<jit::Specialization> generic_variants(Target target) {
   return variants;
 }
 
+// Options of a call are arguments of its kernel: one variant serves all.
+std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,
+                                                jit::Pass pass, Target target) {
+  return {{&templates::linear_logp_op, pass, target, {cpu_type(dtype), shape.vocab, shape.hidden}}};
+}
+
 }  // namespace
 
 namespace templates {
 const jit::Op linear_logp_op{
-    "linear_logp",      k_constants, check_linear_logp,    specialize,
-    launch_linear_logp, entries,     dynamic_shared_bytes, generic_variants,
+    "linear_logp", k_constants,          check_linear_logp, specialize,     launch_linear_logp,
+    entries,       dynamic_shared_bytes, generic_variants,  model_variants,
 };
 }  // namespace templates
 

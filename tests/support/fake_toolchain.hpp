@@ -124,7 +124,10 @@ inline const jit::Op& fake_op() {
       },
       [](jit::Pass, Backend) { return std::span<const char* const>(entries); },
       [](const jit::Specialization&) { return 0; },
-      [](Target) { return std::vector<jit::Specialization>{}; }};
+      [](Target) { return std::vector<jit::Specialization>{}; },
+      [](const jit::ModelShape& shape, DType, jit::Pass pass, Target target) {
+        return std::vector<jit::Specialization>{{&fake_op(), pass, target, {shape.vocab}}};
+      }};
   return op;
 }
 

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads and merges manifests.
+#include "jit/warm/manifest.hpp"
+
+#include "cache/entry_file.hpp"
+#include "cache/file_lock.hpp"
+#include "cache/lock_place.hpp"
+#include "runtime/error.hpp"
+#include "runtime/log.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <cerrno>
+#include <chrono>
+#include <fstream>
+#include <optional>
+#include <set>
+#include <thread>
+
+namespace rlk::jit {
+namespace {
+
+constexpr int k_format = 1;
+
+// Waits as long as another writes, which takes milliseconds; without a lock one may be lost.
+class Turn {
+ public:
+  explicit Turn(const cache::StoreOptions& store) {
+    cache::FileSystem& files = cache::posix_file_system();
+    const auto place = cache::lock_place(files, *store.read_write, store.local_folders);
+    if (place.path.empty()) return;
+    lock_.emplace(files, place.path, store.sharing, cache::k_manifest_byte);
+    for (int i = 0; i < 500 && lock_->error() == 0 && lock_->try_lock() == EAGAIN; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+
+ private:
+  std::optional<cache::FileLock> lock_;
+};
+
+}  // namespace
+
+std::vector<std::string> read_manifest(const std::string& folder) {
+  const std::string path = folder + '/' + k_manifest_name;
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return {};
+  const std::string text(std::istreambuf_iterator<char>(in), {});
+  try {
+    const auto json = nlohmann::json::parse(text);
+    if (json.at("format") != k_format) {
+      throw Error(fmt::format("expected format {}, got {}", k_format, json.at("format").dump()));
+    }
+    std::vector<std::string> names;
+    for (const auto& name : json.at("kernels")) names.push_back(name.get<std::string>());
+    return names;
+  } catch (const std::exception& error) {
+    log().warn("cache: {}: manifest not used: {}", path, error.what());
+    return {};
+  }
+}
+
+void add_to_manifest(const cache::StoreOptions& store, const std::vector<std::string>& names) {
+  const std::string& folder = *store.read_write;
+  const Turn turn(store);
+  const auto before = read_manifest(folder);
+  std::set<std::string> all(before.begin(), before.end());
+  all.insert(names.begin(), names.end());
+  if (all.size() == before.size() && !before.empty()) return;
+  const nlohmann::ordered_json json = {{"format", k_format}, {"kernels", all}};
+  const int error = cache::publish(cache::posix_file_system(), folder, k_manifest_name,
+                                   json.dump(1) + '\n', store.sharing);
+  if (error != 0) {
+    throw Error(
+        fmt::format("{}/{}: not written: {}", folder, k_manifest_name, cache::error_text(error)));
+  }
+}
+
+}  // namespace rlk::jit

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sizes that kernels are specialized for, read from a model's configuration.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace rlk::jit {
+
+struct ModelShape {
+  std::int64_t vocab = 0;   // rows of the head's weight; of one shard of it
+  std::int64_t hidden = 0;  // its columns
+
+  bool operator==(const ModelShape&) const = default;
+};
+
+struct ShapeOptions {
+  int num_shards = 1;                 // tensor parallel over the vocabulary: --tp
+  std::optional<std::int64_t> vocab;  // of the head as it is, where it was resized: --vocab
+};
+
+// `word` is a Hugging Face config.json, a folder that holds one, or "V=128256,D=4096". Throws
+// InvalidArgument with one line that names the word and what is missing or wrong in it.
+ModelShape read_model_shape(const std::string& word, const ShapeOptions& options = {});
+
+}  // namespace rlk::jit
