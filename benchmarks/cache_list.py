@@ -129,7 +129,9 @@ def main() -> None:
             folder.mkdir(mode=0o700)
             make_entries(folder, args.entries)
         for kind, seconds in measure(args.program, folder, args.repeats).items():
-            print(f"{kind:12} {min(seconds):6.2f} s least, {statistics.median(seconds):6.2f} s median")
+            print(
+                f"{kind:12} {min(seconds):6.2f} s least, {statistics.median(seconds):6.2f} s median"
+            )
 
 
 if __name__ == "__main__":
