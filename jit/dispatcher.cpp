@@ -10,6 +10,9 @@
 #include <thread>
 
 namespace rlk::jit {
+namespace {
+bool is_cuda(const Device& device) { return device.kind == Device::Kind::cuda; }
+}  // namespace
 
 // Stage 1, bind, is python/bind's: it made the call.
 void Dispatcher::run(const OpCall& call) {
@@ -25,7 +28,8 @@ void Dispatcher::run(const OpCall& call) {
       expect_no_capture(call, spec);
       const int device = call.device.index;
       const Missing missing{session(), spec, build_key(spec), device};  // 5 key
-      if (auto entry = get(missing.session, spec, missing.key)) {       // 6 get
+      missing.session.trace->record(spec);
+      if (auto entry = get(missing.session, spec, missing.key)) {  // 6 get
         if (auto kernel = load_cached(spec, *entry, device)) return {.kernel = kernel};
       }
       if (auto why = why_not_compile(missing.session, spec); !why.empty()) {
@@ -79,18 +83,19 @@ KernelPtr Dispatcher::make(const Missing& missing) {
 }
 
 Specialization Dispatcher::specialize(const OpCall& call) const {
-  const bool is_cpu = call.device.kind == Device::Kind::cpu;
-  const Toolchain& tools = is_cpu ? cpu_ : cuda_;
-  if (call.device.kind == Device::Kind::other || !tools.loader) {
+  if (call.device.kind == Device::Kind::other || (!cuda_.loader && is_cuda(call.device))) {
     throw Unsupported(
         "{}: device: expected cpu, or cuda of compute capability 8.0 or later, got {}",
         call.op->name, text(call.device));
   }
-  const int forced = (is_cpu ? cpu_target_ : cuda_target_).load(std::memory_order_relaxed);
-  const Target target = forced == k_own_target ? tools.loader->target(call.device.index)
-                                               : static_cast<Target>(forced);
-  const auto spec = call.op->specialize(call, target);
+  const auto spec = call.op->specialize(call, target(call.device));
   return specialize_.load(std::memory_order_relaxed) ? spec : spec.generic();
+}
+
+Target Dispatcher::target(const Device& device) const {
+  const int forced = (is_cuda(device) ? cuda_target_ : cpu_target_).load(std::memory_order_relaxed);
+  if (forced != k_own_target) return static_cast<Target>(forced);
+  return (is_cuda(device) ? cuda_ : cpu_).loader->target(device.index);
 }
 
 LaunchSettings Dispatcher::launch_settings() const {

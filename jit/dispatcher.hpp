@@ -9,6 +9,7 @@
 #include "jit/compiler.hpp"
 #include "jit/kernel_table.hpp"
 #include "jit/op.hpp"
+#include "jit/warm/trace.hpp"
 #include "runtime/loader.hpp"
 #include "runtime/settings.hpp"
 
@@ -22,6 +23,7 @@
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 namespace rlk::jit {
 
@@ -41,6 +43,12 @@ struct Explanation {
   std::string variant;  // "specialized" or "generic"
   std::string source;   // "loaded", "cache", "compile" or "none"
   std::string reason;   // in words
+};
+
+// By name.
+struct Preloaded {
+  std::vector<std::string> loaded;   // now, or before
+  std::vector<std::string> missing;  // in no layer
 };
 
 // What may change while a process runs.
@@ -70,6 +78,13 @@ class Dispatcher {
   Config config() const;
   void configure(Config config);
 
+  // Loads kernels ahead of their first call; compiles nothing. Those of other targets than the
+  // device's are missing.
+  Preloaded preload(const std::vector<Specialization>& kernels, const Device& device);
+
+  // What calls on the device run. Throws Unsupported.
+  Target target(const Device& device) const;
+
   // Whether no kernel is being built in the background, after waiting for that at most so long.
   bool wait_for(std::chrono::milliseconds time) { return background_.wait_for(time); }
   // Ends the background work of instance(), if there is one, for good; for the process's end.
@@ -83,6 +98,7 @@ class Dispatcher {
     Config config;
     std::shared_ptr<cache::DiskStore> store;
     std::shared_ptr<cache::UsageLog> usage;
+    std::shared_ptr<Trace> trace;
   };
 
   // A kernel that a call found nowhere.
@@ -110,6 +126,7 @@ class Dispatcher {
   KernelPtr load(const Specialization& spec, const cache::Entry& entry, int device);
   KernelPtr load_cached(const Specialization& spec, const cache::Entry& entry, int device);
   KernelPtr make(const Missing& missing);
+  bool preload_one(const Specialization& spec, int device);
   void pin_if_captured(const OpCall& call, const Specialization& spec,
                        const KernelTable::Held& variant) const;
   void unload_surplus();

@@ -115,6 +115,7 @@ void Dispatcher::configure(Config config) {
     session_.usage = std::make_shared<cache::UsageLog>(options);
     session_.store = std::make_shared<cache::DiskStore>(std::move(options));
   }
+  if (!session_.trace) session_.trace = std::make_shared<Trace>(config.settings.trace_file);
   session_.config = std::move(config);
   warned_.clear();
   table_.forget_fallbacks();

@@ -144,6 +144,7 @@ Settings read_settings(const Lookup& environment) {
     settings.cache_shared_by_group = shared_by_group_named(*text);
   }
   if (auto text = environment("RLK_CACHE_SIZE")) settings.cache_size_bytes = bytes_named(*text);
+  settings.trace_file = environment("RLK_TRACE");
   settings.dump_dir = environment("RLK_DUMP_DIR");
   return settings;
 }

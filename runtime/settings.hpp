@@ -33,11 +33,12 @@ struct Settings {
   std::vector<std::string> cache_path;   // RLK_CACHE_PATH: read-only layers, absolute, in order
   bool cache_shared_by_group = false;    // RLK_CACHE_SHARED
   std::uint64_t cache_size_bytes = std::uint64_t{1} << 30;  // RLK_CACHE_SIZE; 0: no limit
-  std::optional<std::string> dump_dir;   // RLK_DUMP_DIR: sources that CUDA's compiler refused
-  bool validate_sync = false;            // RLK_VALIDATE: CUDA, values are checked before a launch
-  int workspace_mib = 512;               // RLK_WORKSPACE_MIB: CUDA, of a backward, about
-  int max_kernels = 256;                 // RLK_MAX_KERNELS: specialized ones loaded at once
-  std::filesystem::path package_folder;  // holds librlk_llvm.so and builtin/; beside this code
+  std::optional<std::string> trace_file;  // RLK_TRACE: names of the kernels asked for go there
+  std::optional<std::string> dump_dir;    // RLK_DUMP_DIR: sources that CUDA's compiler refused
+  bool validate_sync = false;             // RLK_VALIDATE: CUDA, values are checked before a launch
+  int workspace_mib = 512;                // RLK_WORKSPACE_MIB: CUDA, of a backward, about
+  int max_kernels = 256;                  // RLK_MAX_KERNELS: specialized ones loaded at once
+  std::filesystem::path package_folder;   // holds librlk_llvm.so and builtin/; beside this code
 };
 
 using Lookup = std::function<std::optional<std::string>(const char* name)>;

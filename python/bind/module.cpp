@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "rlk's compiled core; use rlk.jit.";
   rlk::bind::bind_errors(module);
   rlk::bind::bind_settings(module);
+  rlk::bind::bind_preload(module);
   rlk::bind::bind_device_array(module);
   rlk::bind::bind_linear_logp(module);
 }

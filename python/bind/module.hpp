@@ -10,6 +10,7 @@ namespace py = pybind11;
 
 void bind_errors(py::module_& module);
 void bind_settings(py::module_& module);
+void bind_preload(py::module_& module);
 void bind_device_array(py::module_& module);
 void bind_linear_logp(py::module_& module);
 

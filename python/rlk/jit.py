@@ -8,19 +8,24 @@ import sys
 from typing import Any, NamedTuple
 
 from rlk import _core
+from rlk._ahead import Preloaded, Warmed, preload, warm
 
 __all__ = [
     "CacheInfo",
     "Explanation",
     "LinearLogpGrads",
+    "Preloaded",
+    "Warmed",
     "cache_info",
     "check_errors",
     "configure",
     "explain",
     "linear_logp",
     "linear_logp_backward",
+    "preload",
     "settings",
     "wait",
+    "warm",
 ]
 
 Tensor = Any  # a torch tensor, NumPy array or DLPack producer

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernels a process means to load ahead: those of its layers' manifests, or those it names.
+#pragma once
+
+#include "jit/specialization.hpp"
+
+#include <span>
+#include <string>
+#include <vector>
+
+namespace rlk::jit {
+
+// Of the manifests in these folders, each once; names that this build does not know are left out,
+// as are other targets' kernels.
+std::vector<Specialization> manifest_kernels(std::span<const std::string> folders, Target target);
+
+// One thing that a process asks for, and the kernels any one of which will do.
+struct Wanted {
+  std::vector<Specialization> any_of;  // never empty
+};
+
+// `word` is a kernel's name, a trace of RLK_TRACE, or a model: a config.json, a folder with one, or
+// V=..,D=..; of a model, each op and pass is wanted in any dtype. Throws InvalidArgument.
+std::vector<Wanted> wanted_kernels(const std::string& word, Target target);
+
+}  // namespace rlk::jit

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done ahead of the first call: compiling for a model, loading what is compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rlk import _core, errors
+from rlk._cli import command
+
+Word = str | os.PathLike[str]
+
+
+class Preloaded(NamedTuple):
+    """Kernels by name."""
+
+    loaded: list[str]  #: now, or before
+    missing: list[str]  #: asked for, and in no cache layer
+
+
+class Warmed(NamedTuple):
+    """Kernels by name."""
+
+    compiled: list[str]  #: by this call
+    present: list[str]  #: a cache layer had them
+    failed: dict[str, str]  #: and why
+
+
+def _words(given: Word | Iterable[Word]) -> list[str]:
+    return [os.fspath(given)] if isinstance(given, Word) else [os.fspath(word) for word in given]
+
+
+def _current_cuda() -> int:
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if torch and torch.cuda.is_available() else 0
+
+
+def _cuda_index(device: Any) -> int | None:
+    """The number of a CUDA device; None: the CPU."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        return device
+    kind, _, index = str(device).partition(":")
+    if kind == "cpu" and index in ("", "0"):
+        return None
+    if kind == "cuda" and index == "":
+        return _current_cuda()
+    if kind == "cuda" and index.isdigit():
+        return int(index)
+    raise errors.InvalidArgument(
+        f'preload: device: expected "cpu", "cuda", "cuda:0" or a number, got {device!r}'
+    )
+
+
+def _own_device() -> int | None:
+    """The current CUDA device where there is one that works, else the CPU."""
+    try:
+        _core.target_and_folders(_current_cuda())
+    except (errors.Unsupported, errors.DriverError, errors.InvalidArgument):
+        return None
+    return _current_cuda()
+
+
+def preload(
+    names: Word | Iterable[Word] | None = None,
+    *,
+    device: Any = None,
+    strict: bool = False,
+) -> Preloaded:
+    """Load compiled kernels ahead of their first call; nothing is compiled.
+
+    After it, calls of these kernels work at once, under policy "off" and inside a CUDA graph
+    capture too.
+
+    Args:
+        names: kernels by name, traces that RLK_TRACE recorded, or models: a config.json, a folder
+            with one, or "V=128256,D=4096", of which each op and pass is loaded in whatever dtypes
+            there are. None: what the manifests of the cache layers list (`rlk-jit warm` writes
+            them).
+        device: "cpu", "cuda", "cuda:1", a torch device, or the number of a CUDA device. None: the
+            current CUDA device (torch's, else the first) where there is one, else the CPU.
+            Kernels of other targets in a manifest or trace are passed over.
+        strict: raise where a kernel is missing, or where no manifest lists any.
+
+    Returns:
+        The names that are loaded and those that are in no cache layer.
+
+    Raises:
+        rlk.InvalidArgument: names or device mean nothing.
+        rlk.LoadError: strict, and something is missing; the message names it.
+        rlk.Unsupported: the device can run nothing of ours.
+
+    Example:
+        >>> rlk.jit.configure(policy="off")
+        >>> rlk.jit.preload(strict=True).loaded
+        ['linear_logp.fwd[x=bf16 V=128256 D=4096]@sm_90a', ...]
+    """
+    words = None if names is None else _words(names)
+    index = _own_device() if device is None else _cuda_index(device)
+    loaded, missing = _core.preload(words, index)
+    if strict and missing:
+        raise errors.LoadError(
+            f"preload: {len(missing)} kernels are in no cache layer: {', '.join(missing)}"
+        )
+    if strict and not loaded:  # most likely a folder that is not mounted
+        target, folders = _core.target_and_folders(index)
+        raise errors.LoadError(
+            f"preload: expected kernels for {target} in a manifest, found none in "
+            f"{', '.join(folders)}; rlk-jit warm writes one"
+        )
+    return Preloaded(loaded, missing)
+
+
+def _run(words: list[str]) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr. An interrupt lets the program finish what it has begun."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, err = process.communicate()
+        except BaseException:
+            process.terminate()
+            process.communicate()
+            raise
+        return process.returncode, out, err
+
+
+def warm(
+    models: Word | Iterable[Word] = (),
+    *,
+    arch: str | Iterable[str] | None = None,
+    op: str | Iterable[str] | None = None,
+    dtype: str | Iterable[str] = "bf16",
+    passes: str | Iterable[str] = ("fwd", "bwd"),
+    tp: int = 1,
+    vocab: int | None = None,
+    trace: Word | Iterable[Word] = (),
+    cuda: int | None = None,
+    jobs: int | None = None,
+    cache_dir: Word | None = None,
+) -> Warmed:
+    """Compile what a model's calls will ask for, into the cache; no GPU is needed.
+
+    Runs `rlk-jit warm` in processes of its own, so nothing is loaded here. Also writes the cache
+    folder's manifest, from which `preload` reads. An interrupt keeps what is done.
+
+    Args:
+        models: Hugging Face config.json files, folders with one, or "V=128256,D=4096".
+        arch: targets such as "sm_90a" or "x86-64-v4"; None: this machine's cards, else its CPU.
+        op: ops by name; None: all.
+        dtype: of hidden states and weight: "bf16", "fp16", "fp32".
+        passes: "fwd", "bwd".
+        tp: ranks that share the vocabulary: each has V / tp of its rows.
+        vocab: rows of the head as it is, where the embeddings were resized.
+        trace: files that RLK_TRACE has recorded.
+        cuda: compile by NVRTC of this CUDA major; None: the newest that the driver takes.
+        jobs: compile so many at once; None: one a core, as far as memory goes.
+        cache_dir: folder to fill; None: that of the settings.
+
+    Raises:
+        rlk.InvalidArgument: what rlk-jit says of an argument or a model.
+        rlk.CompileError: nothing can be compiled, or stored.
+
+    Example:
+        >>> rlk.jit.warm("V=128256,D=4096", arch="sm_90a").compiled
+        ['linear_logp.fwd[x=bf16 V=128256 D=4096]@sm_90a', ...]
+    """
+    options = ["--cache-dir", os.fspath(cache_dir or _core.settings()["cache_dir"]), "--json"]
+    repeated = {"--arch": arch, "--op": op, "--dtype": dtype, "--pass": passes, "--trace": trace}
+    for flag, given in repeated.items():
+        options += [word for value in _words(given or ()) for word in (flag, value)]
+    single = {"--tp": tp, "--vocab": vocab, "--cuda": cuda, "--jobs": jobs}
+    for flag, number in single.items():
+        options += [] if number is None else [flag, str(number)]
+    status, out, said = _run(command(["warm", *options, "--", *_words(models)]))
+    if not out:
+        kind = errors.InvalidArgument if status == 2 else errors.CompileError
+        raise kind(f"warm: {said.strip().removeprefix('rlk-jit: ')}")
+    kernels = json.loads(out)["kernels"]
+    names = {
+        outcome: [kernel["name"] for kernel in kernels if kernel["outcome"] == outcome]
+        for outcome in ("compiled", "present")
+    }
+    failed = {
+        kernel["name"]: kernel["problem"] or kernel["outcome"]
+        for kernel in kernels
+        if kernel["outcome"] not in names
+    }
+    return Warmed(**names, failed=failed)
