@@ -77,6 +77,7 @@ void ForkPool::run(std::size_t count, int num_processes,
                    runtime::FunctionRef<std::string(std::size_t)> job,
                    runtime::FunctionRef<void(std::size_t, const std::optional<std::string>&)> tell,
                    runtime::FunctionRef<bool()> should_stop) {
+  if (count == 0) return;
   shared_->next = 0;
   shared_->stopped = false;
   Pipe pipe;

@@ -103,11 +103,12 @@ class Config {
   }
 
   // The part with a hidden size: the whole, or what lies in it under one of the names.
-  static const Json& language_model(const Json& root) {
+  static const Json& language_model(const Json& root, int depth = 0) {
+    if (depth == 3) return root;  // no model nests deeper
     for (const char* name : k_nested_names) {
       const auto nested = root.find(name);
       if (nested == root.end() || !nested->is_object()) continue;
-      const Json& inner = language_model(*nested);
+      const Json& inner = language_model(*nested, depth + 1);
       if (find(inner, k_hidden_names) != nullptr) return inner;
     }
     return root;
@@ -139,10 +140,9 @@ class Config {
 std::optional<ModelShape> parse_sizes(const std::string& word) {
   if (!word.starts_with("V=") && !word.starts_with("D=")) return std::nullopt;
   ModelShape shape;
-  std::string_view rest = word;
-  while (!rest.empty()) {
-    const auto part = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+  for (std::size_t begin = 0; begin <= word.size();) {
+    const auto part = std::string_view(word).substr(begin, word.find(',', begin) - begin);
+    begin += part.size() + 1;
     std::int64_t number = 0;
     const auto [end, error] = std::from_chars(part.data() + std::min<std::size_t>(2, part.size()),
                                               part.data() + part.size(), number);

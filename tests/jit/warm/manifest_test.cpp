@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merging, turns of several writers, manifests that are no good.
+#include "jit/warm/manifest.hpp"
+
+#include "runtime/error.hpp"
+#include "tests/support/captured_log.hpp"
+#include "tests/support/child_processes.hpp"
+#include "tests/support/temp_dir.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+namespace rlk::jit {
+namespace {
+
+using Names = std::vector<std::string>;
+
+class ManifestTest : public ::testing::Test {
+ protected:
+  cache::StoreOptions store() const { return {.read_write = folder_.path()}; }
+  void write(const std::string& text) const { std::ofstream(folder_ / k_manifest_name) << text; }
+
+  test::TempDir folder_;
+  test::CapturedLog log_;
+};
+
+TEST_F(ManifestTest, NamesAreMergedAndSorted) {
+  EXPECT_EQ(read_manifest(folder_.path()), Names());
+  add_to_manifest(store(), {"b", "a"});
+  add_to_manifest(store(), {"c", "a"});
+  EXPECT_EQ(read_manifest(folder_.path()), (Names{"a", "b", "c"}));
+  EXPECT_EQ(log_.text(), "");
+}
+
+TEST_F(ManifestTest, ProcessesThatAddAtOnceLoseNothing) {
+  std::vector<pid_t> children;
+  for (int child = 0; child < 8; ++child) {
+    children.push_back(test::start_child([&] {
+      for (int i = 0; i < 10; ++i) {
+        add_to_manifest(store(), {std::to_string(child) + '.' + std::to_string(i)});
+      }
+      return true;
+    }));
+  }
+  for (const pid_t child : children) EXPECT_EQ(test::wait_for_child(child), "passed");
+  EXPECT_EQ(read_manifest(folder_.path()).size(), 80u);
+}
+
+TEST_F(ManifestTest, OneThatIsNoGoodIsSaidAndReplaced) {
+  for (const char* text :
+       {"", "{", "[]", "7", R"({"kernels": ["a"]})", R"({"format": 2, "kernels": ["a"]})",
+        R"({"format": 1})", R"({"format": 1, "kernels": [7]})"}) {
+    log_.clear();
+    write(text);
+    EXPECT_EQ(read_manifest(folder_.path()), Names()) << text;
+    EXPECT_EQ(log_.num_lines(), 1) << text << log_.text();
+    EXPECT_TRUE(log_.contains("manifest not used")) << text;
+    add_to_manifest(store(), {"b"});
+    EXPECT_EQ(read_manifest(folder_.path()), Names{"b"}) << text;
+  }
+}
+
+TEST_F(ManifestTest, AFolderThatIsGoneIsAnError) {
+  EXPECT_THROW(add_to_manifest({.read_write = folder_ / "gone"}, {"a"}), Error);
+}
+
+}  // namespace
+}  // namespace rlk::jit

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Configurations as models have them, and files that are none.
+#include "jit/warm/model_shape.hpp"
+
+#include "runtime/error.hpp"
+#include "tests/support/temp_dir.hpp"
+#include "tests/support/what.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+namespace rlk::jit {
+namespace {
+
+using test::what;
+
+class ModelShapeTest : public ::testing::Test {
+ protected:
+  std::string write(const std::string& text, const std::string& name = "config.json") const {
+    std::ofstream(folder_ / name) << text;
+    return folder_ / name;
+  }
+  ModelShape read(const std::string& text, const ShapeOptions& options = {}) const {
+    return read_model_shape(write(text), options);
+  }
+  // The message without the file's name in front.
+  std::string refused(const std::string& text) const {
+    const std::string file = write(text);
+    const std::string message = what<InvalidArgument>([&] { read_model_shape(file); });
+    const std::string front = "model: " + file + ": ";
+    EXPECT_TRUE(message.starts_with(front)) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos);
+    return message.substr(std::min(front.size(), message.size()));
+  }
+
+  test::TempDir folder_;
+};
+
+TEST_F(ModelShapeTest, Sizes) {
+  EXPECT_EQ(read_model_shape("V=128256,D=4096"), (ModelShape{128256, 4096}));
+  EXPECT_EQ(read_model_shape("D=64,V=7"), (ModelShape{7, 64}));
+  for (const char* word : {"V=", "V=1", "D=4", "V=0,D=1", "V=1,D=-1", "V=1,D=2,V=3", "V=1,D=2x",
+                           "V=1,,D=2", "V=1,D=2,", "V=1,X=2", "V=99999999999,D=1", "V=1,D=1e3"}) {
+    const auto message = what<InvalidArgument>([&] { read_model_shape(word); });
+    EXPECT_TRUE(message.starts_with("model: " + std::string(word) + ": expected V=128256,D=4096"))
+        << message;
+  }
+}
+
+TEST_F(ModelShapeTest, AFileOrItsFolder) {
+  const auto file = write(R"({"vocab_size": 128256, "hidden_size": 4096})");
+  EXPECT_EQ(read_model_shape(file), (ModelShape{128256, 4096}));
+  EXPECT_EQ(read_model_shape(folder_.path()), (ModelShape{128256, 4096}));
+}
+
+TEST_F(ModelShapeTest, OldNames) {
+  EXPECT_EQ(read(R"({"vocab_size": 50257, "n_embd": 768})"), (ModelShape{50257, 768}));
+  EXPECT_EQ(read(R"({"vocab_size": 32128, "d_model": 512})"), (ModelShape{32128, 512}));
+  EXPECT_EQ(read(R"({"vocab_size": 250880, "n_embed": 4096})"), (ModelShape{250880, 4096}));
+  // The head's width where it differs from the layers'; the head's rows where they are padded.
+  EXPECT_EQ(read(R"({"vocab_size": 50272, "hidden_size": 1024, "word_embed_proj_dim": 512})"),
+            (ModelShape{50272, 512}));
+  EXPECT_EQ(read(R"({"padded_vocab_size": 65024, "vocab_size": 65000, "hidden_size": 4096})"),
+            (ModelShape{65024, 4096}));
+}
+
+TEST_F(ModelShapeTest, NestedTextModels) {
+  EXPECT_EQ(read(R"({"text_config": {"vocab_size": 151936, "hidden_size": 2048},
+                     "vision_config": {"hidden_size": 1280}})"),
+            (ModelShape{151936, 2048}));
+  EXPECT_EQ(read(R"({"hidden_size": 99, "vocab_size": 5,
+                     "llm_config": {"vocab_size": 92553, "hidden_size": 6144}})"),
+            (ModelShape{92553, 6144}));
+  EXPECT_EQ(
+      read(R"({"thinker_config": {"text_config": {"vocab_size": 152064, "hidden_size": 3584}}})"),
+      (ModelShape{152064, 3584}));
+  // The vocabulary's size stands outside; a nested part says nothing of a text model.
+  EXPECT_EQ(read(R"({"vocab_size": 32064, "text_config": {"hidden_size": 4096}})"),
+            (ModelShape{32064, 4096}));
+  EXPECT_EQ(read(R"({"vocab_size": 7, "hidden_size": 8, "text_config": {"model_type": "llama"}})"),
+            (ModelShape{7, 8}));
+  EXPECT_EQ(read(R"({"vocab_size": 7, "hidden_size": 8, "text_config": null})"),
+            (ModelShape{7, 8}));
+}
+
+TEST_F(ModelShapeTest, ShardsAndResizedVocabularies) {
+  const std::string text = R"({"vocab_size": 128256, "hidden_size": 4096})";
+  EXPECT_EQ(read(text, {.num_shards = 8, .vocab = {}}), (ModelShape{16032, 4096}));
+  EXPECT_EQ(read(text, {.num_shards = 1, .vocab = 128264}), (ModelShape{128264, 4096}));
+  EXPECT_EQ(read(R"({"hidden_size": 4096})", {.num_shards = 2, .vocab = 100}),
+            (ModelShape{50, 4096}));
+  EXPECT_EQ(read_model_shape("V=10,D=2", {.num_shards = 1, .vocab = 12}), (ModelShape{12, 2}));
+  EXPECT_EQ(what<InvalidArgument>(
+                [] { read_model_shape("V=50257,D=768", {.num_shards = 8, .vocab = {}}); }),
+            "model: V=50257,D=768: expected a vocabulary that 8 shards divide, got 50257; give the "
+            "padded size by --vocab");
+}
+
+TEST_F(ModelShapeTest, WhatIsMissingIsNamed) {
+  EXPECT_EQ(refused("{}"), "expected a hidden_size (or n_embd, d_model), found none");
+  EXPECT_EQ(refused(R"({"vocab_size": 5})"),
+            "expected a hidden_size (or n_embd, d_model), found none");
+  EXPECT_EQ(refused(R"({"hidden_size": 5})"),
+            "expected a vocab_size, found none; --vocab gives it");
+  EXPECT_EQ(refused(R"({"hidden_size": 5, "vocab_size": null})"),
+            "expected a vocab_size, found none; --vocab gives it");
+}
+
+TEST_F(ModelShapeTest, WhatIsNoConfiguration) {
+  EXPECT_EQ(refused(""), "the file is empty");
+  EXPECT_EQ(refused(" \n"), "the file is empty");
+  EXPECT_EQ(refused("[]"), "expected a JSON object, got one of type array");
+  EXPECT_EQ(refused("7"), "expected a JSON object, got one of type number");
+  EXPECT_EQ(refused("{"), "expected JSON, got something else at byte 2");
+  EXPECT_EQ(refused("\xff\xfe"), "expected JSON, got something else at byte 1");
+  EXPECT_EQ(refused(std::string(50 << 20, ' ') + "{}"),
+            "expected a model's configuration of some kilobytes, got 50 MiB");
+  const std::string adapter =
+      R"({"peft_type": "LORA", "base_model_name_or_path": "meta/llama", "r": 8})";
+  EXPECT_EQ(refused(adapter),
+            "expected a model's config.json, got a LoRA adapter's; give that of its base model, "
+            "meta/llama");
+  std::filesystem::remove(folder_ / "config.json");
+  write(adapter, "adapter_config.json");
+  EXPECT_NE(what<InvalidArgument>([&] { read_model_shape(folder_.path()); }).find("LoRA"),
+            std::string::npos);
+}
+
+TEST_F(ModelShapeTest, SizesThatAreNone) {
+  for (const char* value :
+       {"0", "-1", "1.5", "true", "\"7\"", "[7]", "99999999999999999999", "{}"}) {
+    EXPECT_TRUE(refused(R"({"hidden_size": 8, "vocab_size": )" + std::string(value) + "}")
+                    .starts_with("vocab_size: expected a whole number from 1 to 2147483648, got"))
+        << value;
+    EXPECT_TRUE(refused(R"({"vocab_size": 8, "hidden_size": )" + std::string(value) + "}")
+                    .starts_with("hidden_size: expected a whole number from 1 to 16777216, got"))
+        << value;
+  }
+}
+
+TEST_F(ModelShapeTest, DeepNestingEndsNothing) {
+  std::string text;
+  for (int i = 0; i < 100000; ++i) text += R"({"text_config":)";
+  text += "{}" + std::string(100000, '}');
+  EXPECT_EQ(refused(text), "expected a hidden_size (or n_embd, d_model), found none");
+}
+
+TEST_F(ModelShapeTest, NoSuchFile) {
+  EXPECT_EQ(what<InvalidArgument>([] { read_model_shape("no/such"); }),
+            "model: no/such: expected a config.json, a folder that holds one, or V=128256,D=4096; "
+            "there is no no/such");
+}
+
+}  // namespace
+}  // namespace rlk::jit
