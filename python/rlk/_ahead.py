@@ -32,7 +32,9 @@ class Warmed(NamedTuple):
 
 
 def _words(given: Word | Iterable[Word]) -> list[str]:
-    return [os.fspath(given)] if isinstance(given, Word) else [os.fspath(word) for word in given]
+    if isinstance(given, (str, os.PathLike)):
+        given = [given]
+    return [os.fspath(word) for word in given]
 
 
 def _current_cuda() -> int:
@@ -178,7 +180,9 @@ def warm(
     status, out, said = _run(command(["warm", *options, "--", *_words(models)]))
     if not out:
         kind = errors.InvalidArgument if status == 2 else errors.CompileError
-        raise kind(f"warm: {said.strip().removeprefix('rlk-jit: ')}")
+        # The command line's own complaints go on with a hint at --help.
+        first_line = said.strip().split("\n", 1)[0]
+        raise kind(f"warm: {first_line.removeprefix('rlk-jit: ')}")
     kernels = json.loads(out)["kernels"]
     names = {
         outcome: [kernel["name"] for kernel in kernels if kernel["outcome"] == outcome]
