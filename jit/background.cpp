@@ -38,7 +38,9 @@ void Background::work() {
   step_back();
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return stopped_ || !jobs_.empty(); });
+    // Not wait(): GCC 12 gave it a new symbol, which the libstdc++ of RHEL 9 lacks.
+    changed_.wait_until(lock, std::chrono::steady_clock::time_point::max(),
+                        [&] { return stopped_ || !jobs_.empty(); });
     if (stopped_) return;
     {
       const Job job = std::move(jobs_.front());

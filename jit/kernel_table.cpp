@@ -6,6 +6,7 @@
 #include "runtime/error.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 
 namespace rlk::jit {
@@ -53,7 +54,8 @@ KernelTable::Held KernelTable::look_up_or_build(const Specialization& spec,
     const auto pending = pending_.find(spec);
     if (pending == pending_.end()) break;
     if (pending->second) std::rethrow_exception(pending->second);
-    changed_.wait(lock);
+    // Not wait(): GCC 12 gave it a new symbol, which the libstdc++ of RHEL 9 lacks.
+    changed_.wait_until(lock, std::chrono::steady_clock::time_point::max());
   }
   pending_.emplace(spec, nullptr);
   lock.unlock();
