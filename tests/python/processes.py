@@ -51,7 +51,9 @@ def entries(folder: Path) -> list[str]:
 
 def leftovers(folder: Path) -> list[str]:
     """Names of what no folder of entries should hold, such as temp files."""
-    return sorted({*os.listdir(folder)} - {*entries(folder), ".lock", ".swept", ".usage"})
+    return sorted(
+        {*os.listdir(folder)} - {*entries(folder), ".lock", ".swept", "manifest.json", ".usage"}
+    )
 
 
 @dataclass(frozen=True)

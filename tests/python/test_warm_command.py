@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rlk-jit warm at the shell: what it prints, how it is cancelled, what it leaves."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+
+import pytest
+from problems import host_levels
+from processes import entries, leftovers
+
+import rlk
+from rlk._cli import command
+
+LEVEL = host_levels()[-1]
+MANY = [f"V={vocab},D=24" for vocab in range(40, 90)]
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def words(cache, *more):
+    return command(["warm", "--cache-dir", str(cache), "--dtype", "fp32", *more])
+
+
+def run(cache, *more):
+    return subprocess.run(words(cache, *more), capture_output=True, text=True, check=False)
+
+
+def test_plain_lines_where_there_is_no_terminal(cache):
+    first = run(cache, "--arch", LEVEL, "V=40,D=24", "--pass", "fwd")
+    assert first.returncode == 0
+    assert not first.stderr
+    compiled, summary = first.stdout.splitlines()
+    assert compiled.startswith(f"compiled linear_logp.fwd[x=f32 V=40 D=24]@{LEVEL} in ")
+    assert summary.startswith("1 compiled, 0 present, 0 failed in ")
+    assert summary.endswith(f": {cache}")
+    second = run(cache, "--arch", LEVEL, "V=40,D=24", "--pass", "fwd")
+    (summary,) = second.stdout.splitlines()
+    assert summary.startswith("0 compiled, 1 present, 0 failed in ")
+
+
+def test_a_bar_on_a_terminal(cache):
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        words(cache, "--arch", LEVEL, "V=40,D=24"),
+        stdout=child,
+        env={**os.environ, "TERM": "vt100"},
+    )
+    os.close(child)
+    said = b""
+    while True:
+        try:
+            said += os.read(parent, 4096)
+        except OSError:  # the other end is closed
+            break
+    os.close(parent)
+    assert process.wait() == 0
+    assert b"[" + 30 * b"." + b"] 0/2" in said
+    assert b"[" + 15 * b"#" + 15 * b"." + b"] 1/2" in said
+    assert b"2 compiled" in said.splitlines()[-1]
+
+
+def test_a_word_that_is_no_model_ends_with_2_and_one_line(cache, tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    ended = run(cache, "--arch", LEVEL, str(tmp_path))
+    assert ended.returncode == 2
+    assert not ended.stdout
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"rlk-jit: model: {tmp_path}/config.json: expected a JSON object")
+    assert not cache.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path):
+    (tmp_path / "file").write_text("")
+    ended = run(tmp_path / "file", "--arch", LEVEL, "V=40,D=24")
+    assert ended.returncode == 1
+    assert "could not be stored" in ended.stderr or "expected a folder" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_is_done(cache, number):
+    with subprocess.Popen(
+        words(cache, "--arch", LEVEL, *MANY), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert first.startswith("compiled ")
+        process.send_signal(number)
+        rest = process.stdout.read().splitlines()
+    assert process.returncode == 128 + number
+    assert " not done in " in rest[-1]
+    num_compiled = len(rest)  # the first line is gone, the last is the summary
+    assert 1 <= num_compiled < 2 * len(MANY)
+    assert len(entries(cache)) == num_compiled
+    assert not leftovers(cache)
+    manifest = json.loads((cache / "manifest.json").read_text())
+    assert len(manifest["kernels"]) == num_compiled
+    # What is missing is compiled by the next run, nothing twice.
+    again = rlk.jit.warm(MANY[:5], dtype="fp32", arch=LEVEL, cache_dir=cache)
+    assert len(again.present) + len(again.compiled) == 10
+    assert not set(again.compiled) & set(manifest["kernels"])
+
+
+def test_a_cuda_compile_is_cancelled_in_the_middle(cache):
+    models = [f"V={vocab},D=4096" for vocab in range(32000, 32008)]
+    process = subprocess.Popen(
+        words(cache, "--arch", "sm_90a", "--jobs", "1", *models),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not cache.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if process.poll() == 1:
+        said = process.communicate()[1]
+        if "NVRTC" in said:
+            pytest.skip(said)
+    time.sleep(0.3)  # it compiles by now
+    process.terminate()
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert " not done in " in out.splitlines()[-1]
+    assert not said
+    assert not leftovers(cache)
+
+
+def test_two_at_once_compile_nothing_twice(cache):
+    both = [
+        subprocess.Popen(
+            words(cache, "--json", "--arch", LEVEL, *MANY[:6]), stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    outcomes = [json.loads(process.communicate()[0])["kernels"] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    compiled = [
+        kernel["name"] for kernels in outcomes for kernel in kernels
+        if kernel["outcome"] == "compiled"
+    ]  # fmt: skip
+    assert len(compiled) == len(set(compiled)) == 12
+    assert all(kernel["outcome"] in ("compiled", "present") for k in outcomes for kernel in k)
+    assert len(entries(cache)) == 12
