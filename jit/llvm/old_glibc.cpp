@@ -2,8 +2,9 @@
 // Stands in for the one function that LLVM takes from a C library newer than 2.34 (arc4random, of
 // 2.36), so that the wheel runs on RHEL 9 and Ubuntu 22.04. LLVM names temporary files with it.
 
-#include <cstdint>
 #include <unistd.h>
+
+#include <cstdint>
 
 extern "C" std::uint32_t arc4random() noexcept {
   std::uint32_t value = 0;
