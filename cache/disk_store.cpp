@@ -39,18 +39,19 @@ DiskStore::DiskStore(StoreOptions options, FileSystem& files)
   }
 }
 
-std::optional<Entry> DiskStore::get(const Key& key, std::string_view compiler) noexcept {
+std::optional<Entry> DiskStore::get(const Key& key, std::string_view compiler,
+                                    const Accept& accept) noexcept {
   std::optional<Entry> entry;
   never_throwing("get", [&] {
     for (std::size_t i = 0; i < layers_.size() && !entry; ++i) {
-      entry = get_from(layers_[i], key, compiler);
+      entry = get_from(layers_[i], key, compiler, accept);
     }
   });
   return entry;
 }
 
 std::optional<Entry> DiskStore::get_from(const Layer& layer, const Key& key,
-                                         std::string_view compiler) {
+                                         std::string_view compiler, const Accept& accept) {
   if (layer.read_write) {
     const FolderTrust trust = check_folder(files_, layer.folder, sharing_);
     if (trust.error != 0 && !is_absent(trust.error)) {
@@ -62,12 +63,12 @@ std::optional<Entry> DiskStore::get_from(const Layer& layer, const Key& key,
   const std::string digest = key.digest();
   const std::string exact = compiler.empty() ? "" : entry_file_name(digest, compiler);
   if (!exact.empty()) {
-    if (auto entry = get_file(layer, exact, key)) return entry;
+    if (auto entry = get_file(layer, exact, key, accept)) return entry;
     if (layer.read_write) return std::nullopt;
   }
   for (const std::string& name : names_of(layer, digest)) {
     if (name == exact) continue;
-    if (auto entry = get_file(layer, name, key)) return entry;
+    if (auto entry = get_file(layer, name, key, accept)) return entry;
   }
   return std::nullopt;
 }
@@ -80,7 +81,7 @@ ReadRules DiskStore::read_rules(const Layer& layer) const {
 }
 
 std::optional<Entry> DiskStore::get_file(const Layer& layer, const std::string& name,
-                                         const Key& key) {
+                                         const Key& key, const Accept& accept) {
   const std::string path = layer.folder + '/' + name;
   ReadRules rules = read_rules(layer);
   if (layer.read_write) rules.touch_after_s = k_touch_after_s;
@@ -91,6 +92,7 @@ std::optional<Entry> DiskStore::get_file(const Layer& layer, const std::string& 
   }
   switch (read.status) {
     case ReadStatus::ok:
+      if (accept && !accept(read.entry)) break;
       return std::move(read.entry);
     case ReadStatus::absent:
       break;

@@ -27,6 +27,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -76,6 +77,9 @@ struct ListedEntry {
   std::int64_t modified_s = 0;  // last use, to the hour
 };
 
+// Whether an entry is of use to who asked, who may find that only by loading it.
+using Accept = std::function<bool(const Entry&)>;
+
 // Thread-safe. Nothing is touched on disk before the first call.
 class DiskStore {
  public:
@@ -84,7 +88,9 @@ class DiskStore {
   // `compiler` is the identity of the compiler at hand, "" if there is none. With one, the
   // read-write layer wants an exact match; without, and in read-only layers, any entry of the key
   // will do: the exact one before the newest. Layers are tried in order.
-  std::optional<Entry> get(const Key& key, std::string_view compiler) noexcept;
+  // Where `accept` says no, the next candidate is tried.
+  std::optional<Entry> get(const Key& key, std::string_view compiler,
+                           const Accept& accept = {}) noexcept;
 
   // Publishes the entry under its key and compiler, replacing one that is there. Once permission or
   // space is found missing, all later puts do nothing. At most hourly, over all processes, it then
@@ -121,8 +127,10 @@ class DiskStore {
   std::vector<LayerState> layers() noexcept;
 
  private:
-  std::optional<Entry> get_from(const Layer& layer, const Key& key, std::string_view compiler);
-  std::optional<Entry> get_file(const Layer& layer, const std::string& name, const Key& key);
+  std::optional<Entry> get_from(const Layer& layer, const Key& key, std::string_view compiler,
+                                const Accept& accept = {});
+  std::optional<Entry> get_file(const Layer& layer, const std::string& name, const Key& key,
+                                const Accept& accept);
   ReadRules read_rules(const Layer& layer) const;
   std::vector<std::string> names_of(const Layer& layer, const std::string& digest);
   bool is_writing() const;

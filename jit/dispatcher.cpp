@@ -29,8 +29,9 @@ void Dispatcher::run(const OpCall& call) {
       const int device = call.device.index;
       const Missing missing{session(), spec, build_key(spec), device};  // 5 key
       missing.session.trace->record(spec);
-      if (auto entry = get(missing.session, spec, missing.key)) {  // 6 get
-        if (auto kernel = load_cached(spec, *entry, device)) return {.kernel = kernel};
+      if (auto kernel =
+              get_and_load(missing.session, spec, missing.key, device)) {  // 6 get, 9 load
+        return {.kernel = kernel};
       }
       if (auto why = why_not_compile(missing.session, spec); !why.empty()) {
         return fall_back(spec, device, why);
@@ -127,10 +128,28 @@ void Dispatcher::unload_surplus() {
 }
 
 std::optional<cache::Entry> Dispatcher::get(const Session& session, const Specialization& spec,
-                                            const cache::Key& key) const {
+                                            const cache::Key& key,
+                                            const cache::Accept& accept) const {
   // With no compiler at hand any entry of the key is a hit: the exact name cannot be asked for.
   const bool can_compile = why_not_compile(session, spec).empty();
-  return session.store->get(key, can_compile ? tools(spec).compiler->identity() : "");
+  return session.store->get(key, can_compile ? tools(spec).compiler->identity() : "", accept);
+}
+
+// An entry that does not load, as a cubin of a newer toolkit than the driver's, is passed over.
+KernelPtr Dispatcher::get_and_load(const Session& session, const Specialization& spec,
+                                   const cache::Key& key, int device) {
+  KernelPtr kernel;
+  std::exception_ptr failure;  // of the device; the store lets nothing through
+  get(session, spec, key, [&](const cache::Entry& entry) {
+    try {
+      kernel = load_cached(spec, entry, device);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    return kernel != nullptr || failure != nullptr;
+  });
+  if (failure) std::rethrow_exception(failure);
+  return kernel;
 }
 
 std::string Dispatcher::why_not_compile(const Session& session, const Specialization& spec) const {
@@ -174,9 +193,9 @@ KernelPtr Dispatcher::load_cached(const Specialization& spec, const cache::Entry
     log().info("loaded {} from the cache", kernel->name);
     return kernel;
   } catch (const LoadError& error) {
-    // Sound by its checksum and still not loadable: as good as a miss, and rebuilt.
-    log().warn("cached entry of {} does not load ({}); it is built again", spec.text(),
-               error.what());
+    // Sound by its checksum and still not loadable: as good as a miss.
+    log().warn("cached entry of {}, made by {}, is passed over: it does not load: {}", spec.text(),
+               compiler_named(entry.metadata), error.what());
     return nullptr;
   }
 }
@@ -192,9 +211,15 @@ KernelPtr Dispatcher::find_generic(const Specialization& spec, int device,
   const Specialization generic = spec.generic();
   const auto variant = table_.look_up_or_build(generic, [&]() -> Variant {
     const Session session = this->session();
-    const cache::Key key = build_key(generic);
-    if (auto entry = get(session, generic, key)) {
-      if (auto kernel = load_cached(generic, *entry, device)) return {.kernel = kernel};
+    if (auto kernel = get_and_load(session, generic, build_key(generic), device)) {
+      return {.kernel = kernel};
+    }
+    // PTX runs on every card, with the same bits, where the driver refuses the cubin.
+    Specialization ptx = generic;
+    ptx.target = Target::compute_80;
+    if (backend(generic.target) == Backend::cuda && ptx != generic) {
+      if (auto kernel = get_and_load(session, ptx, build_key(ptx), device))
+        return {.kernel = kernel};
     }
     return {.kernel = find_generic(generic, device, reason)};
   });

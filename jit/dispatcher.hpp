@@ -121,7 +121,9 @@ class Dispatcher {
   void expect_no_capture(const OpCall& call, const Specialization& spec) const;
   std::string why_not_compile(const Session& session, const Specialization& spec) const;
   std::optional<cache::Entry> get(const Session& session, const Specialization& spec,
-                                  const cache::Key& key) const;
+                                  const cache::Key& key, const cache::Accept& accept = {}) const;
+  KernelPtr get_and_load(const Session& session, const Specialization& spec, const cache::Key& key,
+                         int device);
   cache::Entry compile(const Specialization& spec, const cache::Key& key);
   KernelPtr load(const Specialization& spec, const cache::Entry& entry, int device);
   KernelPtr load_cached(const Specialization& spec, const cache::Entry& entry, int device);

@@ -21,8 +21,7 @@ bool Dispatcher::preload_one(const Specialization& spec, int device) {
   const auto load_from_layers = [&]() -> KernelPtr {
     const std::shared_lock building(building_);
     const Session session = this->session();
-    const auto entry = get(session, spec, build_key(spec));
-    return entry ? load_cached(spec, *entry, device) : nullptr;
+    return get_and_load(session, spec, build_key(spec), device);
   };
   if (auto held = table_.look_up(spec)) {
     if (held->is_fallback) {

@@ -38,4 +38,12 @@ std::string metadata(const Specialization& spec, const CompileRequest& request,
   return json.dump();
 }
 
+std::string compiler_named(const std::string& metadata) {
+  const auto json = nlohmann::json::parse(metadata, nullptr, false);
+  const auto* compiler =
+      json.is_object() && json.contains("compiler") ? &json["compiler"] : nullptr;
+  return compiler != nullptr && compiler->is_string() ? compiler->get<std::string>()
+                                                      : "an unknown compiler";
+}
+
 }  // namespace rlk::jit

@@ -12,4 +12,7 @@ namespace rlk::jit {
 std::string metadata(const Specialization& spec, const CompileRequest& request,
                      const CompileStats& stats, const std::string& compiler);
 
+// Who made an entry, by its metadata; "an unknown compiler" where they do not tell.
+std::string compiler_named(const std::string& metadata);
+
 }  // namespace rlk::jit

@@ -260,5 +260,33 @@ TEST_F(DispatcherCudaTest, ExplainLoadsNothing) {
   EXPECT_TRUE(cache_is_empty());
 }
 
+// A cubin of a newer toolkit than the driver's, in an image without a compiler.
+TEST_F(DispatcherCudaTest, WhereTheNewestEntryDoesNotLoadTheNextOneDoes) {
+  compiler_->id = "nvrtc-12.9-a";
+  make()->run(fake_cuda_call(7));
+  compiler_->id = "nvrtc-13.0-b";
+  compiler_->emit = [](const CompileRequest&) { return std::string("newer"); };
+  loader_->accepts = "newer";
+  make()->run(fake_cuda_call(7));
+  loader_->accepts.clear();
+  auto dispatcher = make(config(Policy::off));
+  const auto call = fake_cuda_call(7);
+  dispatcher->run(call);
+  EXPECT_EQ(call.launched, "linear_logp.fwd[size=7]@sm_90a");
+  EXPECT_EQ(dispatcher->cache_info().fallbacks, 0);
+  EXPECT_EQ(log_.num_lines(), 1) << log_.text();
+  EXPECT_TRUE(log_.contains("made by nvrtc-13.0-b, is passed over: it does not load"));
+}
+
+TEST_F(DispatcherCudaTest, WhereTheGenericCubinDoesNotLoadThePtxDoes) {
+  make_builtin_layer(Target::sm_90a, "newer");
+  make_builtin_layer(Target::compute_80);
+  auto dispatcher = make(config(Policy::off));
+  const auto call = fake_cuda_call(7);
+  dispatcher->run(call);
+  EXPECT_EQ(call.launched, "linear_logp.fwd[ generic]@compute_80");
+  EXPECT_EQ(dispatcher->cache_info().fallbacks, 1);
+}
+
 }  // namespace
 }  // namespace rlk::jit
