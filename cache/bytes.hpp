@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Little-endian integers in byte strings and the one checksum: what the key and the entry share.
+// Little-endian integers in byte strings and the one checksum: what key, entry and pack share.
 #pragma once
 
 #include <xxhash.h>
@@ -36,6 +36,23 @@ inline XXH128_canonical_t checksum(const void* bytes, std::size_t num_bytes) {
   XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, num_bytes));
   return canonical;
 }
+
+// The same of bytes that come in pieces.
+class Checksum {
+ public:
+  Checksum() { XXH3_128bits_reset(&state_); }
+
+  void update(std::string_view bytes) { XXH3_128bits_update(&state_, bytes.data(), bytes.size()); }
+
+  XXH128_canonical_t sum() const {
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state_));
+    return canonical;
+  }
+
+ private:
+  XXH3_state_t state_;
+};
 
 inline std::string_view as_text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};

@@ -94,8 +94,8 @@ class DiskStore {
 
   // Publishes the entry under its key and compiler, replacing one that is there. Once permission or
   // space is found missing, all later puts do nothing. At most hourly, over all processes, it then
-  // removes the entries over the budget, down to 80 % of it.
-  void put(const Entry& entry, std::string_view compiler) noexcept;
+  // removes the entries over the budget, down to 80 % of it. Whether it is stored now.
+  bool put(const Entry& entry, std::string_view compiler) noexcept;
 
   // After a miss, before a compile: waits while another process or thread has the turn for this key
   // and compiler, until the entry is stored, the turn is free or the time is out. Without a folder
@@ -135,7 +135,7 @@ class DiskStore {
   std::vector<std::string> names_of(const Layer& layer, const std::string& digest);
   bool is_writing() const;
   std::optional<int> make_ready(const std::string& folder);
-  void put_into(const std::string& folder, const Entry& entry, std::string_view compiler);
+  bool put_into(const std::string& folder, const Entry& entry, std::string_view compiler);
   Turn wait_for_turn(const Key& key, std::string_view compiler, const Pause& pause);
   std::unique_ptr<FileLock> open_lock(const std::string& folder, const std::string& digest);
   void warn_without_lock(const std::string& folder, const std::string& problem);

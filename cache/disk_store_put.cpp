@@ -48,13 +48,15 @@ std::optional<int> DiskStore::make_ready(const std::string& folder) {
   return trust.error;
 }
 
-void DiskStore::put(const Entry& entry, std::string_view compiler) noexcept {
+bool DiskStore::put(const Entry& entry, std::string_view compiler) noexcept {
+  bool is_stored = false;
   never_throwing("put", [&] {
-    if (is_writing()) put_into(layers_.front().folder, entry, compiler);
+    if (is_writing()) is_stored = put_into(layers_.front().folder, entry, compiler);
   });
+  return is_stored;
 }
 
-void DiskStore::put_into(const std::string& folder, const Entry& entry, std::string_view compiler) {
+bool DiskStore::put_into(const std::string& folder, const Entry& entry, std::string_view compiler) {
   if (compiler.empty()) throw InvalidArgument("compiler: expected an identity, got \"\"");
   const std::string name = entry_file_name(Key{entry.key}.digest(), compiler);
   const std::string bytes = encode_entry(entry);
@@ -62,7 +64,7 @@ void DiskStore::put_into(const std::string& folder, const Entry& entry, std::str
   // Twice: the folder may be removed between its making and the publishing.
   for (int i = 0; i < 2; ++i) {
     const auto ready = make_ready(folder);
-    if (!ready) return;
+    if (!ready) return false;
     error = *ready != 0 ? *ready : publish(files_, folder, name, bytes, sharing_);
     if (error != ENOENT) break;
   }
@@ -74,6 +76,7 @@ void DiskStore::put_into(const std::string& folder, const Entry& entry, std::str
     const std::string problem = fmt::format("put: {}", error_text(error));
     warn_once(problem, fmt::format("{}: entry not stored: {}", folder, problem));
   }
+  return error == 0;
 }
 
 void DiskStore::give_up(const std::string& folder, int error) {

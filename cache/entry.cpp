@@ -27,10 +27,6 @@ std::string oversize_problem(const EntrySizes& sizes) {
 
 }  // namespace
 
-std::uint64_t EntrySizes::file_bytes() const {
-  return entry_head_bytes + key_bytes + metadata_bytes + payload_bytes + k_checksum_bytes;
-}
-
 std::string encode_entry(const Entry& entry) {
   const EntrySizes sizes{entry.key.size(), entry.metadata.size(), entry.payload.size()};
   if (const std::string problem = oversize_problem(sizes); !problem.empty()) {

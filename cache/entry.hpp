@@ -47,7 +47,10 @@ struct EntrySizes {
   std::uint64_t metadata_bytes = 0;
   std::uint64_t payload_bytes = 0;
 
-  std::uint64_t file_bytes() const;
+  constexpr std::uint64_t file_bytes() const {
+    constexpr std::uint64_t k_checksum_bytes = 16;
+    return entry_head_bytes + key_bytes + metadata_bytes + payload_bytes + k_checksum_bytes;
+  }
 
   bool operator==(const EntrySizes&) const = default;
 };

@@ -3,6 +3,7 @@
 #include "cache/entry_file.hpp"
 
 #include "cache/entry_name.hpp"
+#include "cache/new_file.hpp"
 #include "cache/open_file.hpp"
 
 #include <fcntl.h>
@@ -146,52 +147,11 @@ HeaderRead read_header_once(FileSystem& files, const std::string& path, const Re
   return result;
 }
 
-// The private file of one publish; removed unless it was renamed.
-class TempFile {
- public:
-  TempFile(FileSystem& files, std::string path) : files_(files), path_(std::move(path)) {}
-  TempFile(const TempFile&) = delete;
-  TempFile& operator=(const TempFile&) = delete;
-  ~TempFile() {
-    if (!renamed_) files_.unlink(path_);
-  }
-
-  int write(std::string_view bytes, mode_t mode) {
-    OpenFile file(files_, path_, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
-    if (file.error() != 0) {
-      renamed_ = true;  // there is no file of ours to remove
-      return file.error();
-    }
-    int error = files_.chmod_open(file.number(), mode);  // the umask may have taken rights away
-    if (error == 0) error = file.write(bytes.data(), bytes.size());
-    if (error == 0) error = file.fsync();
-    const int close_error = file.close();  // network file systems report a full disk here
-    return error != 0 ? error : close_error;
-  }
-
-  int rename(const std::string& to) {
-    const int error =
-        uninterrupted([&] { return Outcome<int>{0, files_.rename(path_, to)}; }).error;
-    renamed_ = error == 0;
-    return error;
-  }
-
- private:
-  FileSystem& files_;
-  std::string path_;
-  bool renamed_ = false;
-};
-
 int publish_once(FileSystem& files, const std::string& folder, const std::string& name,
                  std::string_view bytes, Sharing sharing) {
-  TempFile temp(files, folder + '/' + temp_file_name(name));
-  int error = temp.write(bytes, entry_mode(sharing));
-  if (error == 0) error = temp.rename(folder + '/' + name);
-  if (error != 0) return error;
-  // The entry is whole and visible; a power cut may still lose the name, never half of it.
-  OpenFile opened(files, folder, O_RDONLY | O_DIRECTORY);
-  if (opened.error() == 0) opened.fsync();
-  return 0;
+  NewFile file(files, folder + '/' + temp_file_name(name), entry_mode(sharing));
+  file.write(bytes);
+  return file.publish(folder + '/' + name);
 }
 
 }  // namespace
