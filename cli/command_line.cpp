@@ -30,6 +30,8 @@ struct Options {
   RemoveOptions remove;
   bool is_sure = false;
   WarmCommand warm;
+  ExportCommand exported;
+  ImportCommand imported;
 };
 
 std::string absolute(const std::string& folder) {
@@ -184,6 +186,37 @@ void add_filling(Subcommands& commands, Options& options) {
       ->check(CLI::Range(1, 1024));
 }
 
+// The commands that carry kernels to other machines.
+void add_carrying(Subcommands& commands, Options& options) {
+  ExportCommand& from = options.exported;
+  auto* exported =
+      commands.add("export", "Write kernels into one file and print its SHA-256",
+                   [&](const Context& context) { return export_pack(context, options.exported); });
+  exported->add_option("pack", from.pack, "The file to write")->required()->type_name("PACK");
+  exported->add_option("kernel", from.words, "These alone: names, or fronts or parts of them")
+      ->type_name("NAME-or-KEY");
+  exported->add_option("--arch", from.archs, "Those for this target (repeatable)")
+      ->type_name("ARCH")
+      ->allow_extra_args(false)
+      ->take_all();
+  exported->add_option("--op", from.ops, "Those of this op (repeatable)")
+      ->allow_extra_args(false)
+      ->take_all();
+  exported->add_option("--since", from.since, "Those used since then, such as 90m, 12h, 30d or 2w")
+      ->type_name("AGE");
+
+  auto* imported =
+      commands.add("import", "Store a pack's kernels into the cache folder, if all of it is sound",
+                   [&](const Context& context) { return import_pack(context, options.imported); });
+  imported->add_option("pack", options.imported.pack, "A file that export wrote")
+      ->required()
+      ->type_name("PACK");
+  imported
+      ->add_option("--sha256", options.imported.sha256,
+                   "What export printed; a file with another SHA-256 is refused")
+      ->type_name("HEX");
+}
+
 }  // namespace
 
 int run(int argc, const char* const* argv, const Terminal& terminal, std::ostream& out,
@@ -212,6 +245,7 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
   add_views(commands, options);
   add_questions(commands, options);
   add_filling(commands, options);
+  add_carrying(commands, options);
   add_care(commands, options);
 
   try {

@@ -67,6 +67,24 @@ struct WarmCommand {
 // Compiles what the models' calls would ask for. 128 + the signal's number if it was cancelled.
 int warm(const Context& context, const WarmCommand& asked);
 
+struct ExportCommand {
+  std::string pack;
+  std::vector<std::string> archs, ops;  // none: all
+  std::optional<std::string> since;     // "30d": used within
+  std::vector<std::string> words;       // names or keys; none: all
+};
+
+// Writes the sound entries of the layers but the built-in one into a pack.
+int export_pack(const Context& context, const ExportCommand& asked);
+
+struct ImportCommand {
+  std::string pack;
+  std::optional<std::string> sha256;
+};
+
+// Stores a pack's entries into the read-write layer, all of them or, if one is bad, none.
+int import_pack(const Context& context, const ImportCommand& asked);
+
 // Whether rlk would work here, and how. `failed` if something is broken.
 int doctor(const Context& context);
 

@@ -119,6 +119,10 @@ std::vector<Kernel> all_kernels(const Context& context) {
   return kernels;
 }
 
+std::string file_name(const Kernel& kernel) {
+  return kernel.entry.path.substr(kernel.entry.path.rfind('/') + 1);
+}
+
 std::vector<const Kernel*> kernels_named(const std::vector<Kernel>& kernels,
                                          const std::string& word) {
   using Rule = std::function<bool(const Kernel&)>;

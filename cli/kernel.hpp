@@ -33,6 +33,9 @@ Kernel kernel_of(cache::ListedEntry entry);
 // All entries of all layers, in the order of layers, then of names.
 std::vector<Kernel> all_kernels(const Context& context);
 
+// Without its folder.
+std::string file_name(const Kernel& kernel);
+
 // The one that the word means: a name, the front of a key or of `<key>.<compiler>`, or a part of a
 // name. Nothing after telling the context's err that there is none, or which ones there are.
 std::optional<Kernel> find_kernel(const Context& context, const std::string& word);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // rlk-jit verify.
-#include "cache/entry_name.hpp"
-#include "cache/key.hpp"
 #include "cli/commands.hpp"
 #include "cli/for_each.hpp"
 #include "cli/kernel.hpp"
+#include "cli/misfit.hpp"
 #include "cli/table.hpp"
 
 #include <fmt/format.h>
@@ -21,39 +20,10 @@ struct Verdict {
   std::string problem;   // empty: sound
 };
 
-std::string text_at(const Json& metadata, const char* field) {
-  const auto found = metadata.find(field);
-  return found != metadata.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
-std::string misfit(const char* field, const std::string& expected, const std::string& got) {
-  return fmt::format("metadata: {}: expected \"{}\", got \"{}\"", field, expected, got);
-}
-
-// What the checksum does not tell: whether the parts fit each other and the file's name.
-std::string misfit_of(const cache::ListedEntry& listed, const cache::Entry& entry) {
-  const Json metadata = Json::parse(entry.metadata, nullptr, false);
-  if (!metadata.is_object()) return "metadata: expected a JSON object, got something else";
-  const auto fields = cache::decode_key(entry.key);
-  if (!fields) return "key: expected tagged fields, got something else";
-  for (const auto& [tag, value] : *fields) {
-    const char* field = tag == "specialization" ? "name" : tag == "target" ? "target" : nullptr;
-    if (field == nullptr) continue;
-    if (const std::string got = text_at(metadata, field); got != value) {
-      return misfit(field, value, got);
-    }
-  }
-  const std::string compiler = text_at(metadata, "compiler");
-  if (!listed.path.ends_with('/' + cache::entry_file_name(listed.digest, compiler))) {
-    return misfit("compiler", listed.compiler, compiler);
-  }
-  return {};
-}
-
 Verdict verdict_of(cache::DiskStore& store, const Kernel& kernel) {
   const cache::EntryRead read = store.read(kernel.entry);
   if (read.status == cache::ReadStatus::ok) {
-    return {&kernel, true, misfit_of(kernel.entry, read.entry)};
+    return {&kernel, true, misfit_of(file_name(kernel), read.entry)};
   }
   return {&kernel, read.status != cache::ReadStatus::absent, read.problem};
 }
