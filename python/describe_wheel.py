@@ -14,7 +14,7 @@ def part_of(path: str) -> str:
     if "/builtin/" in path:
         kind = "LLVM" if ".llvm-" in name else "NVRTC"
         return f"builtin/ (generic kernels, {kind})"
-    if name.startswith(("librlk_llvm", "_core")):
+    if name.endswith(".so"):
         return name
     if "/bin/" in path:
         return f"bin/{name}"
@@ -27,6 +27,8 @@ def main(path: Path) -> None:
     sizes: dict[str, tuple[int, int, int]] = {}
     with zipfile.ZipFile(path) as wheel:
         for file in wheel.infolist():
+            if file.is_dir():
+                continue
             part = part_of(file.filename)
             count, packed, whole = sizes.get(part, (0, 0, 0))
             sizes[part] = (count + 1, packed + file.compress_size, whole + file.file_size)

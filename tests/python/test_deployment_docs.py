@@ -207,9 +207,8 @@ def test_the_image_compiles_at_its_build_alone(site):
 
 
 def test_a_trace_is_recorded_and_warmed(site):
-    record, warm, health = (
-        line for text in blocks("sh") if "$HOME" not in text for line in text.splitlines()
-    )
+    trace, _, _, health = blocks("sh")
+    record, warm = trace.splitlines()
     # Nothing is warm yet, so the job's own preload would refuse.
     (site.folder / "train.py").write_text("import rlk\n" + JOB)
     site.run(record, RLK_JIT="off")
@@ -224,7 +223,7 @@ def test_a_trace_is_recorded_and_warmed(site):
 
 
 def test_the_slurm_job_runs_what_was_warmed(site):
-    (warm,) = (text for text in blocks("sh") if "$HOME" in text)
+    _, warm, pack, _ = blocks("sh")
     (job,) = blocks("bash")
     assert job.startswith("#!/bin/bash\n#SBATCH ")
     site.run(with_host(warm))
@@ -232,7 +231,12 @@ def test_the_slurm_job_runs_what_was_warmed(site):
     (report,) = site.reports()
     assert report["policy"] == "sync"
     assert (report["compiles"], report["fallbacks"], report["disk_hits"]) == (0, 0, 2)
-    assert report["cache_dir"] == str(site.folder / "tmp/kernels-somebody")
+    own = site.folder / "tmp/kernels-somebody"
+    assert report["cache_dir"] == str(own)
+    assert not own.exists()
+    assert re.search(r"\b[0-9a-f]{64}\b", site.run(pack).stdout)
+    site.run("python train.py", RLK_CACHE_DIR=str(own), RLK_JIT="off")
+    assert site.reports()[1]["disk_hits"] == 2
 
 
 def test_the_pods_of_kubernetes(site):
