@@ -30,6 +30,7 @@ struct Options {
   RemoveOptions remove;
   bool is_sure = false;
   WarmCommand warm;
+  DoctorOptions doctor;
   ExportCommand exported;
   ImportCommand imported;
 };
@@ -134,6 +135,24 @@ void add_questions(Subcommands& commands, Options& options) {
       ->type_name("NAME");
 }
 
+// Which kernels are meant; `models` is the option that names models.
+void add_choice(CLI::App& command, const std::string& models, KernelChoice& choice) {
+  command.add_option(models, choice.models, "A config.json, a folder with one, or V=128256,D=4096")
+      ->type_name("MODEL");
+  const auto add_list = [&](const char* flag, std::vector<std::string>& list, const char* help) {
+    return command.add_option(flag, list, help)->allow_extra_args(false)->take_all();
+  };
+  add_list("--arch", choice.archs, "Targets such as sm_90a or x86-64-v4; else this machine's")
+      ->type_name("ARCH");
+  add_list("--op", choice.ops, "Ops; without it, all");
+  add_list("--dtype", choice.dtypes, "bf16, fp16, fp32; without it, bf16");
+  add_list("--pass", choice.passes, "fwd, bwd; without it, both");
+  command.add_option("--tp", choice.shape.num_shards, "Ranks that share the vocabulary's rows")
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_option("--vocab", choice.shape.vocab, "Rows of the head where it was resized")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
+}
+
 // The commands that look at a cache.
 void add_views(Subcommands& commands, Options& options) {
   commands.add("list", "List the kernels of every layer", list);
@@ -148,8 +167,12 @@ void add_views(Subcommands& commands, Options& options) {
       commands.add("path", "Print the cache folder, or a kernel's file",
                    [&](const Context& context) { return rlk::cli::path(context, options.word); });
   path->add_option("kernel", options.word, word_help)->type_name("NAME-or-KEY");
-  commands.add("doctor", "Check processor, devices, compilers, cache folder and what would run",
-               doctor);
+  auto* doctor = commands.add(
+      "doctor", "Check processor, devices, compilers, cache folder and what would run",
+      [&](const Context& context) { return rlk::cli::doctor(context, options.doctor); });
+  doctor->add_flag("--strict", options.doctor.strict,
+                   "Warnings are failures: for a container's health check");
+  add_choice(*doctor, "--for", options.doctor.choice);
 }
 
 // The commands that fill a cache.
@@ -158,24 +181,7 @@ void add_filling(Subcommands& commands, Options& options) {
   auto* warm =
       commands.add("warm", "Compile what a model's calls will ask for; no GPU is needed",
                    [&](const Context& context) { return rlk::cli::warm(context, options.warm); });
-  warm->add_option("model", asked.models, "A config.json, a folder with one, or V=128256,D=4096")
-      ->type_name("MODEL");
-  warm->add_option("--arch", asked.archs,
-                   "Targets such as sm_90a or x86-64-v4; without it, this machine's")
-      ->type_name("ARCH")
-      ->allow_extra_args(false)
-      ->take_all();
-  warm->add_option("--op", asked.ops, "Ops; without it, all")->allow_extra_args(false)->take_all();
-  warm->add_option("--dtype", asked.dtypes, "bf16, fp16, fp32; without it, bf16")
-      ->allow_extra_args(false)
-      ->take_all();
-  warm->add_option("--pass", asked.passes, "fwd, bwd; without it, both")
-      ->allow_extra_args(false)
-      ->take_all();
-  warm->add_option("--tp", asked.shape.num_shards, "Ranks that share the vocabulary's rows")
-      ->check(CLI::Range(1, 1 << 20));
-  warm->add_option("--vocab", asked.shape.vocab, "Rows of the head where it was resized")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
+  add_choice(*warm, "model", asked.choice);
   warm->add_option("--trace", asked.traces, "Kernels that RLK_TRACE has recorded (repeatable)")
       ->type_name("FILE")
       ->allow_extra_args(false)

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cli/context.hpp"
-#include "jit/warm/model_shape.hpp"
+#include "cli/kernel_choice.hpp"
 
 #include <optional>
 #include <string>
@@ -55,11 +55,8 @@ int remove(const Context& context, const RemoveOptions& options);
 int clear(const Context& context, bool is_sure);
 
 struct WarmCommand {
-  std::vector<std::string> models;  // what read_model_shape() takes
+  KernelChoice choice;
   std::vector<std::string> traces;
-  std::vector<std::string> archs, ops;  // none: this machine's, all
-  std::vector<std::string> dtypes = {"bf16"}, passes = {"fwd", "bwd"};
-  jit::ShapeOptions shape;
   std::optional<int> cuda_major;
   int num_jobs = 0;  // 0: one a core
 };
@@ -85,7 +82,12 @@ struct ImportCommand {
 // Stores a pack's entries into the read-write layer, all of them or, if one is bad, none.
 int import_pack(const Context& context, const ImportCommand& asked);
 
+struct DoctorOptions {
+  bool strict = false;  // what works less well than it could is a failure too
+  KernelChoice choice;  // kernels that must be there
+};
+
 // Whether rlk would work here, and how. `failed` if something is broken.
-int doctor(const Context& context);
+int doctor(const Context& context, const DoctorOptions& options);
 
 }  // namespace rlk::cli

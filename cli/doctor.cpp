@@ -35,7 +35,7 @@ bool has_libcuda() {
 }
 
 // A machine that runs one of the backends is healthy, if nothing of the other is broken.
-void excuse_cpu(Findings& findings) {
+void excuse_cpu(Findings& findings, bool strict) {
   const auto runs = [](const Finding& finding) {
     return finding.subject == "cuda calls" && finding.details.contains("target") &&
            finding.state != State::fail;
@@ -43,11 +43,12 @@ void excuse_cpu(Findings& findings) {
   if (std::ranges::none_of(findings, runs)) return;
   for (Finding& finding : findings) {
     const bool excused = finding.subject == "processor" || finding.subject == "cpu calls";
-    if (excused && finding.state == State::fail) finding.state = State::warn;
+    // A health check of a GPU image is not about the processor.
+    if (excused && finding.state != State::good) finding.state = strict ? State::good : State::warn;
   }
 }
 
-Findings examine(const Context& context) {
+Findings examine(const Context& context, const DoctorOptions& options) {
   const jit::Layers layers = layers_of(context);
   cache::DiskStore store(layers.options);
   Findings findings;
@@ -65,7 +66,8 @@ Findings examine(const Context& context) {
   machine.driver = runtime::cuda::Driver::find(&machine.why_no_driver);
   machine.has_library = machine.driver != nullptr || has_libcuda();
   examine_cuda(context, store, machine, findings);
-  excuse_cpu(findings);
+  examine_readiness(context, layers, store, machine, options.choice, findings);
+  excuse_cpu(findings, options.strict);
   return findings;
 }
 
@@ -86,6 +88,7 @@ void examine_settings(const Context& context, Findings& findings) {
   show("RLK_LOG", settings.log_level);
   show("RLK_VALIDATE", settings.validate_sync ? "sync" : "async");
   show("RLK_WORKSPACE_MIB", std::to_string(settings.workspace_mib));
+  show("RLK_MAX_KERNELS", std::to_string(settings.max_kernels));
   std::string arch;
   for (const auto& target : {settings.cpu_target, settings.cuda_target}) {
     if (target) arch += fmt::format("{}{}", arch.empty() ? "" : ",", rlk::name(*target));
@@ -94,6 +97,7 @@ void examine_settings(const Context& context, Findings& findings) {
   if (settings.num_threads) show("RLK_NUM_THREADS", std::to_string(*settings.num_threads));
   show_if("RLK_CACHE_DIR", settings.cache_dir);
   show_if("RLK_NVRTC", process_environment("RLK_NVRTC"));
+  show_if("RLK_TRACE", settings.trace_file);
   show_if("RLK_DUMP_DIR", settings.dump_dir);
   findings.push_back({"settings", State::good, text, details});
 }
@@ -142,10 +146,17 @@ Finding examine_calls(const Context& context, cache::DiskStore& store, std::stri
   return finding;
 }
 
-int doctor(const Context& context) {
-  const Findings findings = examine(context);
+int doctor(const Context& context, const DoctorOptions& options) {
+  Findings findings;
+  try {
+    findings = examine(context, options);
+  } catch (const InvalidArgument& error) {
+    context.err << "rlk-jit: " << printable(error.what()) << '\n';
+    return wrong_usage;
+  }
+  const State worst = options.strict ? State::warn : State::fail;
   const bool is_healthy =
-      std::ranges::none_of(findings, [](const Finding& one) { return one.state == State::fail; });
+      std::ranges::none_of(findings, [&](const Finding& one) { return one.state >= worst; });
   if (context.json) {
     Json all = Json::array();
     for (const Finding& finding : findings) {

@@ -4,6 +4,7 @@
 
 #include "cli/context.hpp"
 #include "cli/kernel.hpp"
+#include "cli/kernel_choice.hpp"
 #include "jit/compiler.hpp"
 #include "jit/nvrtc/nvrtc_compiler.hpp"
 #include "jit/specialization.hpp"
@@ -49,6 +50,11 @@ struct CudaMachine {
 // driver, to list its devices, but makes no context.
 void examine_cuda(const Context& context, cache::DiskStore& store, const CudaMachine& machine,
                   Findings& findings);
+
+// Whether the kernels that a process means to load are there, and whether its driver takes them:
+// those of the models, else those of the layers' manifests.
+void examine_readiness(const Context& context, const jit::Layers& layers, cache::DiskStore& store,
+                       const CudaMachine& machine, const KernelChoice& choice, Findings& findings);
 
 // What a call for a target would run: a specialized kernel, a generic one, or nothing. `compiler`
 // is the identity of one that works.

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <functional>
 #include <span>
 #include <tuple>
@@ -173,6 +174,19 @@ void tell_candidates(const Context& context, const std::string& word,
   if (found.size() > k_most_candidates) {
     context.err << fmt::format("... and {} more\n", found.size() - k_most_candidates);
   }
+}
+
+std::optional<int> driver_needed(const Kernel& kernel) {
+  const auto target = target_named(kernel.target);
+  if (!target || backend(*target) == Backend::cpu) return std::nullopt;
+  int major = 12;
+  if (*target != Target::compute_80) std::sscanf(kernel.entry.compiler.c_str(), "nvrtc-%d", &major);
+  const bool is_blackwell = *target == Target::sm_100 || *target == Target::sm_120;
+  return 1000 * major + (major == 12 && is_blackwell ? 80 : 0);
+}
+
+std::string cuda_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
 std::string shown_name(const Kernel& kernel) {

@@ -49,6 +49,12 @@ void tell_missing(const Context& context, const std::string& word);
 void tell_candidates(const Context& context, const std::string& word,
                      const std::vector<const Kernel*>& found);
 
+// The oldest CUDA driver that takes the code, as the driver counts versions: 12080 is 12.8; nothing
+// for a CPU's. A driver takes what any NVRTC of its major made, if it knows the card, and the PTX
+// of compute_80 is old enough for all.
+std::optional<int> driver_needed(const Kernel& kernel);
+std::string cuda_text(int version);  // "12.8"
+
 // What is wrong with the entry, in parentheses, where it has no name to show.
 std::string shown_name(const Kernel& kernel);
 

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -46,17 +45,6 @@ bool is_list_of_text(const Json& value) {
          std::ranges::all_of(value, [](const Json& one) { return one.is_string(); });
 }
 
-// "12.0": the oldest CUDA driver that takes the code; nothing for a CPU's. A driver takes what any
-// NVRTC of its major made, if it knows the card, and the PTX of compute_80 is old enough for all.
-std::optional<std::string> driver_needed(const Kernel& kernel) {
-  const auto target = target_named(kernel.target);
-  if (!target || backend(*target) == Backend::cpu) return std::nullopt;
-  int major = 12;
-  if (*target != Target::compute_80) std::sscanf(kernel.entry.compiler.c_str(), "nvrtc-%d", &major);
-  const bool is_blackwell = *target == Target::sm_100 || *target == Target::sm_120;
-  return fmt::format("{}.{}", major, major == 12 && is_blackwell ? 8 : 0);
-}
-
 void print_section(const Context& context, const std::string& title, const Table& table) {
   context.out << painted(title, Colour::bold, context.colour) << '\n';
   table.print(context.out, context.colour);
@@ -77,7 +65,7 @@ void print_for_people(const Context& context, const Kernel& kernel, const std::s
   line(file, "payload",
        fmt::format("{} ({} bytes)", bytes_text(entry.payload_bytes), entry.payload_bytes));
   if (const auto cuda = driver_needed(kernel)) {
-    line(file, "driver", fmt::format("CUDA {} or later", *cuda));
+    line(file, "driver", fmt::format("CUDA {} or later", cuda_text(*cuda)));
   }
   line(file, "last used", time_text(entry.modified_s));
   line(file, "state", problem.empty() ? "sound" : printable(problem),
@@ -121,7 +109,7 @@ Json json_of(const Context& context, const Kernel& kernel, const std::string& pr
   json["file_bytes"] = entry.file_bytes;
   json["payload_bytes"] = entry.payload_bytes;
   const auto cuda = driver_needed(kernel);
-  json["driver_needed"] = cuda ? Json(*cuda) : Json();
+  json["driver_needed"] = cuda ? Json(cuda_text(*cuda)) : Json();
   json["last_used"] = entry.modified_s;
   json["problem"] = problem.empty() ? Json() : Json(problem);
   json["metadata"] = metadata_of(kernel);

@@ -46,7 +46,8 @@ TEST_F(CliTest, DoctorCountsDamage) {
 // The text in the table and the fields in JSON say the same.
 TEST_F(CliTest, DoctorTellsTheSettingsInForce) {
   EXPECT_NE(run({"doctor"})
-                .out.find("RLK_JIT=sync RLK_LOG=warn RLK_VALIDATE=async RLK_WORKSPACE_MIB=512"),
+                .out.find("RLK_JIT=sync RLK_LOG=warn RLK_VALIDATE=async RLK_WORKSPACE_MIB=512 "
+                          "RLK_MAX_KERNELS=256"),
             std::string::npos);
   ::setenv("RLK_VALIDATE", "sync", 1);
   ::setenv("RLK_WORKSPACE_MIB", "64", 1);

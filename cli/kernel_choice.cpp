@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// From words to kernels.
+#include "cli/kernel_choice.hpp"
+
+#include "jit/op.hpp"
+#include "jit/warm/warm.hpp"
+#include "runtime/cuda/driver.hpp"
+#include "runtime/error.hpp"
+#include "templates/registry.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace rlk::cli {
+namespace {
+
+std::vector<std::string> split(const std::vector<std::string>& words) {
+  std::vector<std::string> parts;
+  for (const std::string& word : words) {
+    for (std::size_t begin = 0; begin <= word.size();) {
+      const std::size_t end = std::min(word.find(',', begin), word.size());
+      parts.push_back(word.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  return parts;
+}
+
+// Each word by its name in the table; throws InvalidArgument that lists the names.
+template <class Value>
+std::vector<Value> named(const std::vector<std::string>& words, const char* option,
+                         const std::vector<std::pair<std::string, Value>>& table) {
+  std::vector<Value> values;
+  for (const std::string& word : split(words)) {
+    const auto found = std::ranges::find(table, word, &std::pair<std::string, Value>::first);
+    if (found == table.end()) {
+      std::string names;
+      for (const auto& [name, value] : table) names += (names.empty() ? "" : ", ") + name;
+      throw InvalidArgument("{}: expected {}, got \"{}\"", option, names, word);
+    }
+    if (std::ranges::find(values, found->second) == values.end()) values.push_back(found->second);
+  }
+  return values;
+}
+
+std::vector<std::pair<std::string, Target>> target_names() {
+  std::vector<std::pair<std::string, Target>> names;
+  for (const auto targets : {cuda_targets(), cpu_targets()}) {
+    for (const Target target : targets) names.emplace_back(name(target), target);
+  }
+  return names;
+}
+
+std::vector<std::pair<std::string, const jit::Op*>> op_names() {
+  std::vector<std::pair<std::string, const jit::Op*>> names;
+  for (const jit::Op* op : templates::ops()) names.emplace_back(op->name, op);
+  return names;
+}
+
+const std::vector<std::pair<std::string, DType>> k_dtypes = {
+    {"bf16", DType::bf16},     {"fp16", DType::f16},    {"fp32", DType::f32},
+    {"bfloat16", DType::bf16}, {"float16", DType::f16}, {"float32", DType::f32}};
+
+const std::vector<std::pair<std::string, jit::Pass>> k_passes = {{"fwd", jit::Pass::fwd},
+                                                                 {"bwd", jit::Pass::bwd}};
+
+}  // namespace
+
+std::vector<Target> named_targets(const KernelChoice& choice) {
+  return named(choice.archs, "--arch", target_names());
+}
+
+std::vector<Target> own_targets() {
+  std::vector<Target> targets;
+  if (auto* driver = runtime::cuda::Driver::find()) {
+    try {
+      for (const auto& device : driver->devices()) {
+        if (device.target) targets.push_back(*device.target);
+      }
+    } catch (const DriverError&) {
+      // A driver without a card.
+    }
+  }
+  if (const auto host = host_cpu_target(); targets.empty() && host) targets.push_back(*host);
+  return targets;
+}
+
+std::vector<jit::Specialization> chosen_kernels(const KernelChoice& choice,
+                                                const std::vector<Target>& targets) {
+  const auto asked = named_targets(choice);
+  jit::WarmPlan plan{.shapes = {},
+                     .ops = named(choice.ops, "--op", op_names()),
+                     .passes = named(choice.passes, "--pass", k_passes),
+                     .dtypes = named(choice.dtypes, "--dtype", k_dtypes),
+                     .targets = asked.empty() ? targets : asked};
+  if (plan.ops.empty()) plan.ops.assign(templates::ops().begin(), templates::ops().end());
+  for (const std::string& model : choice.models) {
+    plan.shapes.push_back(jit::read_model_shape(model, choice.shape));
+  }
+  return jit::kernels_of(plan);
+}
+
+}  // namespace rlk::cli

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernels the command line means by models, targets, ops, dtypes and passes.
+#pragma once
+
+#include "jit/specialization.hpp"
+#include "jit/warm/model_shape.hpp"
+
+#include <string>
+#include <vector>
+
+namespace rlk::cli {
+
+struct KernelChoice {
+  std::vector<std::string> models;      // what read_model_shape() takes
+  std::vector<std::string> archs, ops;  // none: this machine's, all
+  std::vector<std::string> dtypes = {"bf16"}, passes = {"fwd", "bwd"};
+  jit::ShapeOptions shape;
+};
+
+// The targets that are named; none where none is. Throws InvalidArgument.
+std::vector<Target> named_targets(const KernelChoice& choice);
+
+// What runs here: the cards' targets, else the processor's.
+std::vector<Target> own_targets();
+
+// What calls of the models would ask for; `targets` where none is named. Throws InvalidArgument,
+// which names the option.
+std::vector<jit::Specialization> chosen_kernels(const KernelChoice& choice,
+                                                const std::vector<Target>& targets);
+
+}  // namespace rlk::cli
