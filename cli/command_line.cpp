@@ -23,6 +23,7 @@ struct Options {
   std::vector<std::string> sites;
   std::string colour = "auto";
   bool json = false;
+  std::optional<std::string> html;
   std::string word;
   std::optional<Code> code;
   std::vector<std::string> words;
@@ -155,7 +156,14 @@ void add_choice(CLI::App& command, const std::string& models, KernelChoice& choi
 
 // The commands that look at a cache.
 void add_views(Subcommands& commands, Options& options) {
-  commands.add("list", "List the kernels of every layer", list);
+  auto* listed =
+      commands.add("list", "List the kernels of every layer", [&](const Context& context) {
+        return options.html ? list_html(context, *options.html) : list(context);
+      });
+  listed
+      ->add_option("--html", options.html,
+                   "Write a page to look through them in a browser; - for stdout")
+      ->type_name("FILE");
   const std::string word_help = "Its name, or the front of its key";
   auto* show = commands.add("show", "Show one kernel in full", [&](const Context& context) {
     return options.code ? show_code(context, options.word, *options.code)

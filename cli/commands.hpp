@@ -14,6 +14,9 @@ namespace rlk::cli {
 // Every entry of every layer: a table, or an array of objects.
 int list(const Context& context);
 
+// The same as one page for a browser, into a file; "-": to out.
+int list_html(const Context& context, const std::string& path);
+
 // All that is known of one entry: file, metadata, decoded key, whether its checksum is right.
 int show(const Context& context, const std::string& word);
 

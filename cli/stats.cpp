@@ -5,43 +5,15 @@
 #include "cli/commands.hpp"
 #include "cli/kernel.hpp"
 #include "cli/table.hpp"
+#include "cli/usage_counts.hpp"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <ctime>
 #include <map>
 
 namespace rlk::cli {
 namespace {
-
-struct Counts {
-  std::uint64_t hits = 0, compiles = 0, failed = 0, fallbacks = 0;
-  std::uint64_t compile_ms = 0;
-  std::int64_t last_used_s = 0;
-
-  void add(const cache::Usage& usage) {
-    switch (usage.event) {
-      case cache::UsageEvent::hit:
-        hits += usage.count;
-        break;
-      case cache::UsageEvent::compiled:
-        compiles += usage.count;
-        compile_ms += usage.ms;
-        break;
-      case cache::UsageEvent::failed:
-        failed += usage.count;
-        break;
-      case cache::UsageEvent::fallback:
-        fallbacks += usage.count;
-        break;
-    }
-    last_used_s = std::max(last_used_s, usage.time_s);
-  }
-
-  // A fallback is no case of its own: a failed compile or a hit of the generic kernel goes with it.
-  std::uint64_t num_first_calls() const { return hits + compiles + failed; }
-};
 
 struct Space {
   std::uint64_t num_entries = 0, bytes = 0;
