@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 "use strict";
 // Everything shown is text: names come from files, so no string becomes markup.
 (() => {
