@@ -108,7 +108,8 @@ TEST_F(ExamineReadinessTest, StrictMakesWarningsFailures) {
   ::setenv("RLK_JIT", "off", 1);
   const auto states = [&](const std::vector<std::string>& words) {
     std::vector<std::string> found;
-    for (const auto& one : run_json(words)["findings"]) {
+    const auto told = run_json(words);
+    for (const auto& one : told["findings"]) {
       if (one["subject"] == "layer") found.push_back(one["state"]);
     }
     return found;
