@@ -21,7 +21,15 @@ from gpu.job import SMALL, Job
 
 PROGRAM = str(Path(__file__).with_name("fresh_process.py"))
 # What, processes with an empty cache, processes with the first one's cache.
-PLAN = {"rlk": (3, 5), "Triton": (2, 3), "torch.compile": (1, 1), "torch eager": (1, 0)}
+PLAN = {
+    "rlk": (3, 5),
+    "Triton": (2, 3),
+    "CCE": (1, 2),
+    "verl": (1, 2),
+    "CuPy, target's logit": (1, 3),
+    "torch.compile": (1, 1),
+    "torch eager": (1, 2),
+}
 
 
 @dataclass

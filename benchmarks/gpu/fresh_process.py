@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # peers.py imports from there
+
 NUM_WARM = 5
 
 
@@ -59,8 +61,58 @@ def compiled_function() -> Any:
     return torch.compile(eager_function(), dynamic=False)
 
 
+def cce_function() -> Any:
+    import peers
+
+    return peers.cut_cross_entropy("high")
+
+
+def verl_function() -> Any:
+    import peers
+
+    return peers.verl()
+
+
+def cupy_function() -> Any:
+    """A kernel of a few lines on the same inputs: what CuPy takes for any kernel, at least."""
+    import cupy
+
+    module = cupy.RawModule(code=CUPY_SOURCE, options=("-std=c++17",))
+    kernel = module.get_function("first_of_row")
+
+    def logp(hidden: Any, weight: Any, target: Any) -> Any:
+        result = torch.empty(len(target), device=hidden.device)
+        pointers = (hidden.data_ptr(), weight.data_ptr(), target.data_ptr(), result.data_ptr())
+        sizes = (hidden.shape[0], hidden.shape[1])
+        kernel((len(target) // 256 + 1,), (256,), (*pointers, *sizes))
+        return result
+
+    return logp
+
+
+CUPY_SOURCE = r"""
+extern "C" __global__ void first_of_row(const unsigned short* hidden, const unsigned short* weight,
+                                        const long long* target, float* result, long long num_rows,
+                                        long long dim) {
+  const long long row = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (row >= num_rows) return;
+  float sum = 0;
+  for (long long i = 0; i < dim; ++i) {
+    sum += __int_as_float(hidden[row * dim + i] << 16) *
+           __int_as_float(weight[target[row] * dim + i] << 16);
+  }
+  result[row] = sum;
+}
+"""
+
+# The target's logit alone, no sum over the vocabulary, no gradient.
+FORWARD_ALONE = ("Triton", "CuPy, target's logit")
+
 MAKERS = {
     "rlk": rlk_function,
+    "CCE": cce_function,
+    "verl": verl_function,
+    "CuPy, target's logit": cupy_function,
     "Triton": triton_function,
     "torch.compile": compiled_function,
     "torch eager": eager_function,
@@ -85,6 +137,10 @@ def main() -> None:
     function = MAKERS[what]()
     found: dict[str, Any] = {"import_ms": 1e3 * (time.perf_counter() - start)}
 
+    if what == "rlk":
+        names = f"V={vocab},D={dim}"
+        found["preload_ms"] = timed_ms(device, lambda: sys.modules["rlk.jit"].preload(names))
+
     def forward() -> Any:
         with torch.no_grad():
             return function(hidden, weight, target)
@@ -94,7 +150,7 @@ def main() -> None:
 
     found["forward_ms"] = timed_ms(device, forward)
     found["forward_warm_ms"] = least(device, forward)
-    if what != "Triton":
+    if what not in FORWARD_ALONE:
         found["both_ms"] = timed_ms(device, both)
         found["both_warm_ms"] = least(device, both)
     if what == "rlk":

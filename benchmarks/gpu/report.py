@@ -86,12 +86,22 @@ def print_host(part: dict[str, Any]) -> None:
 
 
 def print_first_calls(part: dict[str, Any]) -> None:
-    columns = ["what", "cache", "import", "forward", "warm", "then with backward", "warm", "note"]
-    keys = ("import_ms", "forward_ms", "forward_warm_ms", "both_ms", "both_warm_ms")
+    columns = [
+        "what",
+        "cache",
+        "import",
+        "preload",
+        "forward",
+        "warm",
+        "then with backward",
+        "warm",
+    ]
+    columns.append("note")
+    keys = ("import_ms", "preload_ms", "forward_ms", "forward_warm_ms", "both_ms", "both_warm_ms")
     rows: list[list[object]] = []
     for what, found in part["first_calls"].items():
         if "failed" in found:
-            rows.append([what, "", *[None] * 5, f"failed: {found['failed']}"[:60]])
+            rows.append([what, "", *[None] * len(keys), f"failed: {found['failed']}"[:60]])
             continue
         for cache, group in found.items():
             count = f"{len(group['processes'])} processes"
@@ -163,6 +173,8 @@ def first_call_figures(parts: Parts) -> list[Figure]:
 
     def both(what: str, cache: str) -> float | None:
         times = [get(what, cache, key) for key in ("import_ms", "forward_ms")]
+        if what == RLK:
+            times.append(get(what, cache, "preload_ms"))
         return None if None in times else sum(t for t in times if t is not None)
 
     found = []
@@ -171,8 +183,20 @@ def first_call_figures(parts: Parts) -> list[Figure]:
         ("warm", 60, "first result of a process, warm cache, forward"),
     ):
         others = [(what, get(what, cache, "forward_ms")) for what in ("Triton", "torch.compile")]
-        texts = ["with import rlk", *(f"{what} {ms:.0f} ms" for what, ms in others if ms)]
+        texts = [
+            "with import rlk and preload",
+            *(f"{what} {ms:.0f} ms" for what, ms in others if ms),
+        ]
         found.append(Figure(words, both(RLK, cache), "ms", bar, "; ".join(texts)))
+    others = {what: both(what, "warm") for what in calls if what not in (RLK, "torch eager")}
+    least = min((ms for ms in others.values() if ms is not None), default=None)
+    ours = both(RLK, "warm")
+    ratio = ours / least if ours is not None and least is not None else None
+    texts = [f"{what} {ms:.0f} ms" for what, ms in others.items() if ms is not None]
+    if eager := both("torch eager", "warm"):
+        texts.append(f"torch eager {eager:.0f} ms")
+    words = "preload and first call over the fastest compiled peer's, warm caches"
+    found.append(Figure(words, ratio, "x", 1, "; ".join(texts)))
     for cache in ("cold", "warm"):
         what = f"then forward + backward, {cache} cache"
         found.append(Figure(what, get(RLK, cache, "both_ms"), "ms"))
