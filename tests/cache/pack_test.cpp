@@ -260,6 +260,21 @@ TEST(PackTest, NothingIsAllocatedBeforeSizesAgree) {
       EXPECT_LE(source.most_asked(), bytes.size()) << claim;
     }
   }
+  // Both heads agree on what the file does not have.
+  const Item item = items_of(1).front();
+  const EntrySizes sizes{key_of(0).bytes.size(), 14, std::uint64_t{1} << 29};
+  std::string entry = item.entry;
+  std::string payload_size;
+  append_little_endian(payload_size, sizes.payload_bytes);
+  entry.replace(24, payload_size.size(), payload_size);
+  std::string patched = pack_of({{item.name, entry}});
+  std::string entry_size;
+  append_little_endian(entry_size, sizes.file_bytes());
+  patched = resealed(patched.replace(k_head_bytes + 5, entry_size.size(), entry_size));
+  Source source(patched);
+  const auto read = source.read(patched.size(), [](const PackMember&) { return ""; });
+  EXPECT_NE(read.problem.find("torn: expected 5368"), std::string::npos) << read.problem;
+  EXPECT_LE(source.most_asked(), bytes.size());
 }
 
 TEST(PackTest, AnErrorOfTheDiskIsNamed) {
