@@ -22,7 +22,9 @@ std::string rights_text(const cache::LayerState& state) {
 
 void examine_layers(const jit::Layers& layers, cache::DiskStore& store, Policy policy,
                     Findings& findings) {
-  if (!layers.note.empty()) findings.push_back({"cache", State::warn, layers.note});
+  // What stores nothing misses no folder of its own.
+  const State no_folder = policy == Policy::off ? State::good : State::warn;
+  if (!layers.note.empty()) findings.push_back({"cache", no_folder, layers.note});
   std::map<std::string, std::pair<int, std::uint64_t>> totals;  // entries and bytes by folder
   int num_damaged = 0;
   for (const cache::ListedEntry& entry : store.list()) {
@@ -40,7 +42,7 @@ void examine_layers(const jit::Layers& layers, cache::DiskStore& store, Policy p
       finding.state = State::fail;
       finding.text = state.problem;
     } else if (state.layer.read_write && !state.writable) {
-      finding.state = policy == Policy::off ? State::good : State::warn;
+      finding.state = no_folder;
     } else if (!state.layer.read_write && !state.exists) {
       finding.state = State::warn;
       finding.text = fmt::format("{}: no such folder", state.layer.folder);

@@ -48,6 +48,15 @@ def test_without_nvrtc_it_says_what_to_install(bare):
     assert "no NVRTC found: install nvidia-cuda-nvrtc-cu12" in done.stderr
 
 
+def test_a_health_check_is_content_where_nothing_is_to_be_written(bare):
+    """As in a container with a read-only root file system and RLK_JIT=off."""
+    command = ("-m", "rlk._cli", "doctor", "--strict")
+    off = bare.run(*command, HOME="/nowhere", RLK_JIT="off")
+    assert "cannot be written" in off.stdout
+    assert off.returncode == 0, off.stdout
+    assert bare.run(*command, HOME="/nowhere").returncode == 1
+
+
 def test_cuda_kernels_are_in_it_all_the_same(bare):
     done = bare.run("-m", "rlk._cli", "--json", "list")
     assert done.returncode == 0, done.stderr
