@@ -113,7 +113,7 @@ class CudaExamination {
       State state = State::good;
       if (is_chosen) {
         try_compiles(text, state);
-      } else if (!library.problem.empty() && chosen == nullptr) {
+      } else if (!library.problem.empty() && chosen == nullptr && wants_compiler()) {
         state = State::warn;
       }
       find("nvrtc", state, text,
@@ -125,7 +125,7 @@ class CudaExamination {
             {"chosen", is_chosen}});
     }
     if (chosen != nullptr) return;
-    const bool is_missed = !targets_.empty() && context_.settings.policy != Policy::off;
+    const bool is_missed = !targets_.empty() && wants_compiler();
     find("nvrtc", is_missed ? State::warn : State::good,
          "none chosen: " + machine_.compiler.why_not());
   }
@@ -156,7 +156,7 @@ class CudaExamination {
 
   // A library that is there may still not open, or be too old for a device.
   void try_compiles(std::string& text, State& state) {
-    const bool is_wanted = context_.settings.policy != Policy::off;
+    const bool is_wanted = wants_compiler();
     for (const Target target : targets_.empty() ? std::vector{Target::sm_80} : targets_) {
       constexpr std::string_view source = "extern \"C\" __global__ void rlk_doctor() {}\n";
       jit::CompileRequest request;
@@ -177,6 +177,8 @@ class CudaExamination {
       }
     }
   }
+
+  bool wants_compiler() const { return context_.settings.policy != Policy::off; }
 
   bool can_compile(Target target) const {
     return std::ranges::find(compiles_for_, target) != compiles_for_.end();

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rlk import _core, errors
-from rlk._cli import command
+from rlk._program import command
 
 Word = str | os.PathLike[str]
 
