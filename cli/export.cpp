@@ -15,8 +15,8 @@
 
 #include <algorithm>
 #include <ctime>
-#include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <unordered_set>
 
@@ -67,6 +67,7 @@ void keep(std::vector<const Kernel*>& kernels, const std::vector<std::string>& w
 
 std::vector<const Kernel*> choose(const std::vector<Kernel>& all, const ExportCommand& asked) {
   std::vector<const Kernel*> chosen;
+  chosen.reserve(all.size());
   for (const Kernel& kernel : all) chosen.push_back(&kernel);
   if (!asked.words.empty()) {
     std::unordered_set<const Kernel*> named;
