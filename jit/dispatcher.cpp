@@ -252,6 +252,8 @@ Explanation Dispatcher::explain(const OpCall& call) {
     auto result = describe(variant->is_fallback ? spec.generic() : spec);
     result.source = "loaded";
     result.reason = variant->is_fallback ? variant->reason : "it runs already in this process";
+    const auto& coming = variant->coming;
+    if (coming && coming->is_done && !coming->kernel) result.reason = coming->failure;
     return result;
   }
   auto result = describe(spec);

@@ -34,30 +34,30 @@ void Dispatcher::run_in_background(const Missing& missing, ComingKernel& coming)
   const std::shared_lock building(building_);
   try {
     coming.kernel = make(missing);
-    coming.is_ready.store(true, std::memory_order_release);
   } catch (const std::exception& error) {
-    const std::string reason = error.what();
-    warn_once(fmt::format("{}: the generic kernel runs instead: {}", missing.spec.text(), reason),
-              reason);
-    {
-      const std::lock_guard lock(mutex_);
-      coming_.erase(missing.spec);  // after a configure() it is tried again
-    }
-    KernelPtr generic;
-    if (const auto fallback = table_.look_up(missing.spec)) generic = fallback->kernel;
-    if (generic == nullptr) return;
-    table_.replace_fallback(missing.spec,
-                            {.kernel = generic, .is_fallback = true, .reason = reason});
+    coming.failure = error.what();
+    warn_once(
+        fmt::format("{}: the generic kernel runs instead: {}", missing.spec.text(), coming.failure),
+        coming.failure);
+    const std::lock_guard lock(mutex_);
+    coming_.erase(missing.spec);  // after a configure() it is tried again
   }
+  coming.is_done.store(true, std::memory_order_release);
 }
 
 void Dispatcher::take_over(const OpCall& call, const Specialization& spec,
                            KernelTable::Held& variant) {
   const auto& coming = variant->coming;
   // A graph under capture keeps the kernel that it began with.
-  if (coming == nullptr || !coming->is_ready.load(std::memory_order_acquire) ||
+  if (coming == nullptr || !coming->is_done.load(std::memory_order_acquire) ||
       tools(spec).loader->is_capturing(call.device.index, call.stream)) {
     fallbacks_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  if (coming->kernel == nullptr) {
+    fallbacks_.fetch_add(1, std::memory_order_relaxed);
+    variant = table_.replace_fallback(
+        spec, {.kernel = variant->kernel, .is_fallback = true, .reason = coming->failure});
     return;
   }
   {

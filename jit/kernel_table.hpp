@@ -25,11 +25,12 @@ namespace rlk::jit {
 
 using KernelPtr = std::shared_ptr<const LoadedKernel>;
 
-// A kernel that is being built in the background. `kernel` is written before `is_ready` becomes
+// A kernel that is being built in the background. The rest is written before `is_done` becomes
 // true, and never afterwards.
 struct ComingKernel {
-  std::atomic<bool> is_ready{false};
-  KernelPtr kernel;
+  std::atomic<bool> is_done{false};
+  KernelPtr kernel;     // null: it failed
+  std::string failure;  // why
 };
 
 // What runs for a Specialization: its own kernel, or the generic one in its place.
