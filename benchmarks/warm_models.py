@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rlk-jit warm over many models and targets: does it use all cores?
+
+Each round fills an empty folder by one run with a job a core, and by as many independent runs at
+once, each with one job and its share of the models; the order alternates. What the runs reach is
+what the machine gives; the ratio says how much of that one run gets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import harness
+
+from rlk._program import command
+
+# (vocabulary, hidden size) of heads that are trained with policy gradients.
+MODELS = [
+    (128256, 4096), (128256, 2048), (128256, 3072), (128256, 8192), (151936, 896),
+    (151936, 1536), (151936, 2048), (151936, 2560), (152064, 3584), (152064, 5120),
+    (152064, 8192), (151936, 4096), (256000, 2304), (256000, 3584), (262208, 2560),
+    (32000, 4096), (32064, 3072), (50257, 768), (129280, 7168), (100352, 5120),
+]  # fmt: skip
+
+
+def warm(models: list[tuple[int, int]], archs: list[str], jobs: int, folder: Path) -> list[str]:
+    words = [f"V={vocab},D={hidden}" for vocab, hidden in models]
+    targets = [word for arch in archs for word in ("--arch", arch)]
+    options = ["--pass", "fwd", "--jobs", str(jobs), "--cache-dir", str(folder), "--json"]
+    return command(["warm", *targets, *options, "--", *words])
+
+
+def seconds(commands: list[list[str]]) -> tuple[float, int]:
+    """Until all have ended, and how many kernels they have compiled together."""
+    start = time.perf_counter()
+    running = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for words in commands]
+    said = [process.communicate()[0] for process in running]
+    elapsed = time.perf_counter() - start
+    outcomes = [kernel["outcome"] for text in said for kernel in json.loads(text)["kernels"]]
+    return elapsed, outcomes.count("compiled")
+
+
+def one_round(archs: list[str], models: list[tuple[int, int]], number: int) -> dict[str, float]:
+    cores = len(os.sched_getaffinity(0))
+    found: dict[str, float] = {}
+    kinds = ["one run", "independent runs"]
+    for kind in kinds if number % 2 == 0 else kinds[::-1]:
+        with tempfile.TemporaryDirectory() as root:
+            if kind == "one run":
+                commands = [warm(models, archs, cores, Path(root, "one"))]
+            else:
+                commands = [
+                    warm(models[i::cores], archs, 1, Path(root, str(i))) for i in range(cores)
+                ]
+            found[kind], compiled = seconds(commands)
+        if compiled != len(models) * len(archs):
+            raise RuntimeError(f"{kind}: expected {len(models) * len(archs)}, compiled {compiled}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", type=int, default=len(MODELS))
+    parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90a", "sm_100"])
+    parser.add_argument("--json", type=Path, help="write all samples there")
+    options = parser.parse_args()
+    facts = harness.environment()
+    models = MODELS[: options.models]
+    rounds = [one_round(options.arch, models, number) for number in range(options.rounds)]
+    one = [each["one run"] for each in rounds]
+    independent = [each["independent runs"] for each in rounds]
+    ratio = harness.paired_ratio(independent, one)
+    found = [
+        harness.Figure("speed-up over that of independent runs", ratio, "x", note="at least 0.9",
+                       missed=ratio < 0.9),
+        harness.Figure("one run, all cores", statistics.median(one), "s"),
+        harness.Figure("independent runs at once", statistics.median(independent), "s"),
+    ]  # fmt: skip
+    title = (
+        f"rlk-jit warm, {len(models)} models x {len(options.arch)} targets, forward, "
+        f"{facts['cores']} cores, {options.rounds} rounds"
+    )
+    columns = ["what", "value", "bar", "holds", "note"]
+    harness.print_table(title, columns, [figure.cells() for figure in found])
+    if options.json:
+        harness.write_json(options.json, "warm_models", facts, {"rounds": rounds})
+
+
+if __name__ == "__main__":
+    main()
