@@ -118,13 +118,14 @@ std::vector<Target> card_targets(const Context& context, const CudaMachine& mach
 void examine_readiness(const Context& context, const jit::Layers& layers, cache::DiskStore& store,
                        const CudaMachine& machine, const KernelChoice& choice, Findings& findings) {
   const auto cards = card_targets(context, machine);
+  const auto here = cards.empty() ? own_targets(context.settings) : cards;
+  auto targets = named_targets(choice);
   if (!choice.models.empty()) {
     findings.push_back(
-        examine_kernels(store, "of the models' kernels",
-                        chosen_kernels(choice, cards.empty() ? own_targets() : cards)));
+        examine_kernels(store, "of the models' kernels", chosen_kernels(choice, here)));
   } else {
-    auto targets = named_targets(choice);
-    if (targets.empty()) targets = cards;
+    const bool is_asked = !targets.empty();
+    if (!is_asked) targets = here;
     std::vector<jit::Specialization> kernels;
     for (const Target target : targets) {
       for (const auto& kernel : jit::manifest_kernels(folders_of(layers), target)) {
@@ -133,7 +134,18 @@ void examine_readiness(const Context& context, const jit::Layers& layers, cache:
     }
     if (!kernels.empty()) {
       findings.push_back(examine_kernels(store, "of the manifests' kernels", kernels));
+    } else if (is_asked) {
+      findings.push_back(
+          {"kernels",
+           State::fail,
+           fmt::format("no manifest lists any for {}; rlk-jit warm writes one", names_of(targets)),
+           {{"wanted", 0}}});
     }
+  }
+  const auto is_cuda = [](Target target) { return backend(target) == Backend::cuda; };
+  if (cards.empty() && std::ranges::any_of(targets, is_cuda)) {
+    findings.push_back({"device", State::warn,
+                        fmt::format("none that could run kernels for {}", names_of(targets))});
   }
   if (!cards.empty()) CardExamination(all_kernels(context), layers, machine).run(cards, findings);
 }

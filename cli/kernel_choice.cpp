@@ -8,6 +8,8 @@
 #include "runtime/error.hpp"
 #include "templates/registry.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -70,7 +72,8 @@ std::vector<Target> named_targets(const KernelChoice& choice) {
   return named(choice.archs, "--arch", target_names());
 }
 
-std::vector<Target> own_targets() {
+std::vector<Target> own_targets(const Settings& settings) {
+  if (settings.cuda_target) return {*settings.cuda_target};
   std::vector<Target> targets;
   if (auto* driver = runtime::cuda::Driver::find()) {
     try {
@@ -81,8 +84,17 @@ std::vector<Target> own_targets() {
       // A driver without a card.
     }
   }
-  if (const auto host = host_cpu_target(); targets.empty() && host) targets.push_back(*host);
+  const auto cpu = settings.cpu_target ? settings.cpu_target : host_cpu_target();
+  if (targets.empty() && cpu) targets.push_back(*cpu);
   return targets;
+}
+
+std::string names_of(const std::vector<Target>& targets) {
+  std::string names;
+  for (const Target target : targets) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", rlk::name(target));
+  }
+  return names;
 }
 
 std::vector<jit::Specialization> chosen_kernels(const KernelChoice& choice,

@@ -4,6 +4,7 @@
 
 #include "jit/specialization.hpp"
 #include "jit/warm/model_shape.hpp"
+#include "runtime/settings.hpp"
 
 #include <string>
 #include <vector>
@@ -20,8 +21,10 @@ struct KernelChoice {
 // The targets that are named; none where none is. Throws InvalidArgument.
 std::vector<Target> named_targets(const KernelChoice& choice);
 
-// What runs here: the cards' targets, else the processor's.
-std::vector<Target> own_targets();
+// What runs here: the cards' targets, else the processor's; what RLK_ARCH says goes before either.
+std::vector<Target> own_targets(const Settings& settings);
+
+std::string names_of(const std::vector<Target>& targets);  // "sm_80, sm_90a"
 
 // What calls of the models would ask for; `targets` where none is named. Throws InvalidArgument,
 // which names the option.

@@ -3,6 +3,7 @@
 #include "cli/commands.hpp"
 #include "cli/kernel.hpp"
 #include "cli/table.hpp"
+#include "jit/warm/manifest.hpp"
 #include "runtime/error.hpp"
 
 #include <fmt/format.h>
@@ -127,6 +128,7 @@ int prune(const Context& context, const PruneOptions& options) {
   if (!has_read_write(context, layers)) return failed;
   const Removed removed(context);
   const cache::Swept swept = cache::DiskStore(layers.options).prune(limits);
+  if (!options.dry_run && swept.num_removed > 0) jit::trim_manifest(layers.options);
   if (context.json) {
     Json json = json_of(swept);
     json["dry_run"] = options.dry_run;
@@ -155,6 +157,7 @@ int clear(const Context& context, bool is_sure) {
     return failed;
   }
   const cache::Swept swept = cache::DiskStore(layers.options).clear();
+  if (swept.num_removed > 0) jit::trim_manifest(layers.options);
   if (context.json) {
     print_json(context.out, json_of(swept));
   } else {

@@ -3,6 +3,7 @@
 #include "cli/commands.hpp"
 #include "cli/kernel.hpp"
 #include "cli/table.hpp"
+#include "jit/warm/manifest.hpp"
 
 #include <fmt/format.h>
 
@@ -87,6 +88,7 @@ int remove(const Context& context, const RemoveOptions& options) {
       }
     }
   }
+  if (!removed.empty()) jit::trim_manifest(layers.options);
   print(context, removed);
   return is_well ? ok : failed;
 }

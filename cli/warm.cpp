@@ -43,7 +43,7 @@ class HeardSignals {
 };
 
 std::vector<jit::Specialization> kernels_of(const Context& context, const WarmCommand& asked) {
-  auto kernels = chosen_kernels(asked.choice, own_targets());
+  auto kernels = chosen_kernels(asked.choice, own_targets(context.settings));
   const auto targets = named_targets(asked.choice);
   for (const std::string& file : asked.traces) {
     const jit::TraceRead read = jit::read_trace(file);
@@ -61,6 +61,10 @@ std::vector<jit::Specialization> kernels_of(const Context& context, const WarmCo
   if (asked.choice.models.empty() && asked.traces.empty()) {
     throw InvalidArgument(
         "model: expected a config.json, a folder, V=..,D=.. or --trace, got none");
+  }
+  if (kernels.empty()) {  // an image would be shipped that was never warmed
+    throw InvalidArgument("trace: expected the name of a kernel{}, found none",
+                          targets.empty() ? "" : " for the targets of --arch");
   }
   return kernels;
 }
@@ -139,6 +143,10 @@ int warm(const Context& context, const WarmCommand& asked) {
                                  .store = layers.options,
                                  .cuda_major = asked.cuda_major,
                                  .num_processes = asked.num_jobs};
+  if (asked.choice.archs.empty() && !asked.choice.models.empty() && !context.json) {
+    context.err << "rlk-jit: for " << names_of(own_targets(context.settings))
+                << ", as here; --arch names others\n";
+  }
   const HeardSignals signals;
   Report report(context, kernels.size());
   const auto results = jit::warm(

@@ -204,7 +204,8 @@ KernelPtr Dispatcher::find_generic(const Specialization& spec, int device,
                                    const std::string& reason) {
   if (spec.is_generic()) {
     throw Unsupported(
-        "{}: target: no kernel for {}: the built-in layer does not hold it and nothing can be "
+        "{}: kernel: expected one for {}, found none: the built-in layer does not hold it and "
+        "nothing can be "
         "compiled ({})",
         spec.op->name, spec.text(), reason);
   }
@@ -253,7 +254,13 @@ Explanation Dispatcher::explain(const OpCall& call) {
     result.source = "loaded";
     result.reason = variant->is_fallback ? variant->reason : "it runs already in this process";
     const auto& coming = variant->coming;
-    if (coming && coming->is_done && !coming->kernel) result.reason = coming->failure;
+    if (coming && coming->is_done && coming->kernel) {
+      result = describe(spec);
+      result.source = "loaded";
+      result.reason = "it was compiled in the background and takes over at the next call";
+    } else if (coming && coming->is_done) {
+      result.reason = coming->failure;
+    }
     return result;
   }
   auto result = describe(spec);

@@ -20,7 +20,9 @@ namespace {
 
 cache::StoreOptions store_options(const Settings& settings) {
   Layers layers = choose_layers(settings);
-  if (!layers.note.empty()) log().warn("cache: {}", layers.note);
+  // With RLK_JIT=off nothing is stored anywhere.
+  const auto level = settings.policy == Policy::off ? spdlog::level::info : spdlog::level::warn;
+  if (!layers.note.empty()) log().log(level, "cache: {}", layers.note);
   return std::move(layers.options);
 }
 

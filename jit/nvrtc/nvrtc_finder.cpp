@@ -176,8 +176,10 @@ const NvrtcLibrary* choose_nvrtc(const std::vector<NvrtcLibrary>& found,
       continue;
     }
     if (major && library.major != *major) {
-      why = fmt::format("no NVRTC {} found, the newest is {}.{}", *major, library.major,
-                        library.minor);
+      if (why.empty()) {
+        why = fmt::format("no NVRTC {} found, the newest is {}.{}", *major, library.major,
+                          library.minor);
+      }
       continue;
     }
     why.clear();

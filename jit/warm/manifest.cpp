@@ -5,6 +5,8 @@
 #include "cache/entry_file.hpp"
 #include "cache/file_lock.hpp"
 #include "cache/lock_place.hpp"
+#include "jit/build_key.hpp"
+#include "jit/parse_specialization.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
 
@@ -39,6 +41,25 @@ class Turn {
   std::optional<cache::FileLock> lock_;
 };
 
+void write(const cache::StoreOptions& store, const std::set<std::string>& names) {
+  const nlohmann::ordered_json json = {{"format", k_format}, {"kernels", names}};
+  const int error = cache::publish(cache::posix_file_system(), *store.read_write, k_manifest_name,
+                                   json.dump(1) + '\n', store.sharing);
+  if (error != 0) {
+    throw Error(fmt::format("{}/{}: not written: {}", *store.read_write, k_manifest_name,
+                            cache::error_text(error)));
+  }
+}
+
+// By any compiler. Of a name that this build does not know nothing can be said: it stays.
+bool is_there(cache::DiskStore& folder, const std::string& name) {
+  try {
+    return folder.get(build_key(parse_specialization(name)), "").has_value();
+  } catch (const Error&) {
+    return true;
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> read_manifest(const std::string& folder) {
@@ -61,19 +82,24 @@ std::vector<std::string> read_manifest(const std::string& folder) {
 }
 
 void add_to_manifest(const cache::StoreOptions& store, const std::vector<std::string>& names) {
-  const std::string& folder = *store.read_write;
   const Turn turn(store);
-  const auto before = read_manifest(folder);
+  const auto before = read_manifest(*store.read_write);
   std::set<std::string> all(before.begin(), before.end());
   all.insert(names.begin(), names.end());
-  if (all.size() == before.size() && !before.empty()) return;
-  const nlohmann::ordered_json json = {{"format", k_format}, {"kernels", all}};
-  const int error = cache::publish(cache::posix_file_system(), folder, k_manifest_name,
-                                   json.dump(1) + '\n', store.sharing);
-  if (error != 0) {
-    throw Error(
-        fmt::format("{}/{}: not written: {}", folder, k_manifest_name, cache::error_text(error)));
+  if (all.size() != before.size() || before.empty()) write(store, all);
+}
+
+void trim_manifest(const cache::StoreOptions& store) {
+  const Turn turn(store);
+  const auto before = read_manifest(*store.read_write);
+  cache::StoreOptions alone = store;
+  alone.read_only.clear();
+  cache::DiskStore folder(alone);
+  std::set<std::string> left;
+  for (const std::string& name : before) {
+    if (is_there(folder, name)) left.insert(name);
   }
+  if (left.size() != before.size()) write(store, left);
 }
 
 }  // namespace rlk::jit

@@ -19,4 +19,8 @@ std::vector<std::string> read_manifest(const std::string& folder);
 // where it cannot be written.
 void add_to_manifest(const cache::StoreOptions& store, const std::vector<std::string>& names);
 
+// Drops the names of kernels that the folder does not hold any more: what was removed on purpose is
+// not to be missed by a strict preload.
+void trim_manifest(const cache::StoreOptions& store);
+
 }  // namespace rlk::jit

@@ -70,10 +70,16 @@ class Warmer {
     return store_.get(build_key(kernel), identity).has_value();
   }
 
+  // Of the kernels that are missing; where a CUDA major is asked for, of all: another compiler's
+  // code would not do.
   void expect_compilers(const std::vector<std::size_t>& missing) {
-    for (const std::size_t i : missing) {
-      const auto why = compiler(kernels_[i]).why_not();
-      if (!why.empty()) throw Unsupported("{}: cannot be compiled: {}", kernels_[i].text(), why);
+    const auto expect = [&](const Specialization& kernel) {
+      const auto why = compiler(kernel).why_not();
+      if (!why.empty()) throw Unsupported("{}: cannot be compiled: {}", kernel.text(), why);
+    };
+    for (const std::size_t i : missing) expect(kernels_[i]);
+    for (const Specialization& kernel : kernels_) {
+      if (options_.cuda_major && backend(kernel.target) == Backend::cuda) expect(kernel);
     }
   }
 

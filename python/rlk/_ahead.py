@@ -108,11 +108,15 @@ def preload(
         raise errors.LoadError(
             f"preload: {len(missing)} kernels are in no cache layer: {', '.join(missing)}"
         )
-    if strict and not loaded:  # most likely a folder that is not mounted
+    if strict and not loaded:
         target, folders = _core.target_and_folders(index)
+        if words is not None:
+            raise errors.LoadError(f"preload: names: expected kernels for {target}, got none")
+        # Most likely a folder that is not mounted.
+        told = [path if os.path.isdir(path) else f"{path} (no such folder)" for path in folders]
         raise errors.LoadError(
             f"preload: expected kernels for {target} in a manifest, found none in "
-            f"{', '.join(folders)}; rlk-jit warm writes one"
+            f"{', '.join(told)}; rlk-jit warm writes one"
         )
     return Preloaded(loaded, missing)
 
@@ -151,7 +155,8 @@ def warm(
 
     Args:
         models: Hugging Face config.json files, folders with one, or "V=128256,D=4096".
-        arch: targets such as "sm_90a" or "x86-64-v4"; None: this machine's cards, else its CPU.
+        arch: targets such as "sm_90a" or "x86-64-v4"; None: for models, what `preload` without a
+            device loads; for traces, the recorded ones. Of a trace, kernels of others are left out.
         op: ops by name; None: all.
         dtype: of hidden states and weight: "bf16", "fp16", "fp32".
         passes: "fwd", "bwd".
@@ -170,6 +175,9 @@ def warm(
         >>> rlk.jit.warm("V=128256,D=4096", arch="sm_90a").compiled
         ['linear_logp.fwd[x=bf16 V=128256 D=4096]@sm_90a', ...]
     """
+    words = _words(models)
+    if words and not arch:
+        arch = _core.target_and_folders(_own_device())[0]
     options = ["--cache-dir", os.fspath(cache_dir or _core.settings()["cache_dir"]), "--json"]
     repeated = {"--arch": arch, "--op": op, "--dtype": dtype, "--pass": passes, "--trace": trace}
     for flag, given in repeated.items():
@@ -177,7 +185,7 @@ def warm(
     single = {"--tp": tp, "--vocab": vocab, "--cuda": cuda, "--jobs": jobs}
     for flag, number in single.items():
         options += [] if number is None else [flag, str(number)]
-    status, out, said = _run(command(["warm", *options, "--", *_words(models)]))
+    status, out, said = _run(command(["warm", *options, "--", *words]))
     if not out:
         kind = errors.InvalidArgument if status == 2 else errors.CompileError
         # The command line's own complaints go on with a hint at --help.

@@ -232,6 +232,13 @@ def cache_info() -> CacheInfo:
     return CacheInfo(*_core.cache_info())
 
 
+def _expect(kind: type, **values: object) -> None:
+    for name, value in values.items():
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (is_number if kind is int else isinstance(value, kind)):
+            raise TypeError(f"configure: {name}: expected {kind.__name__}, got {value!r}")
+
+
 def configure(
     *,
     policy: str | None = None,
@@ -266,10 +273,14 @@ def configure(
 
     Raises:
         rlk.InvalidArgument: a value that the setting cannot have.
+        TypeError: a value of another type.
 
     Example:
         >>> rlk.jit.configure(policy="off")
     """
+    _expect(str, policy=policy, arch=arch, log=log, validate=validate)
+    _expect(int, num_threads=num_threads, workspace_mib=workspace_mib, max_kernels=max_kernels)
+    _expect(bool, specialize=specialize)
     _core.configure(
         policy, arch, cache_dir, num_threads, log, specialize, validate, workspace_mib, max_kernels
     )

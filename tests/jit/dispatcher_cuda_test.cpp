@@ -164,7 +164,7 @@ TEST_F(DispatcherCudaTest, CodeThatDoesNotLoadWithoutAGenericIsUnsupported) {
   auto dispatcher = make();
   for (int i = 0; i < 2; ++i) {
     const auto text = what<Unsupported>([&] { dispatcher->run(fake_cuda_call(7)); });
-    EXPECT_NE(text.find("linear_logp: target: no kernel for"), text.npos) << text;
+    EXPECT_NE(text.find("linear_logp: kernel: expected one for"), text.npos) << text;
     EXPECT_NE(text.find("@sm_90a"), text.npos) << text;
     EXPECT_NE(text.find("no code for this device"), text.npos) << text;
   }

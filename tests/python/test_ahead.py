@@ -4,12 +4,14 @@
 import json
 import os
 import re
+import subprocess
 
 import pytest
 from problems import host_levels
 from processes import entries, run_python
 
 import rlk
+from rlk._program import command
 
 LEVEL = host_levels()[-1]
 OTHER = host_levels()[0]
@@ -84,6 +86,7 @@ def test_what_is_asked_for_is_compiled_and_no_more(cache):
         ({"models": "V=3,D=5", "tp": 2}, "expected a vocabulary that 2 shards divide, got 3"),
         ({"models": "V=3,D=5", "tp": 0}, "--tp"),
         ({"trace": "no/such"}, "trace: no/such: expected a file that RLK_TRACE has recorded"),
+        ({"trace": os.devnull}, "trace: expected the name of a kernel, found none"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(change, message, cache):
@@ -230,3 +233,21 @@ def test_64_processes_start_at_once_on_a_read_only_layer(cache, tmp_path):
         n: (s.st_mtime_ns, s.st_size) for n, s in after.items()
     }
     assert not (tmp_path / "none").exists()
+
+
+def test_warm_and_preload_mean_the_same_target(cache):
+    if OTHER == LEVEL:
+        pytest.skip("this processor has one level")
+    rlk.jit.configure(arch=OTHER)
+    warmed = rlk.jit.warm("V=1000,D=64", dtype="fp32", cache_dir=cache)
+    assert sorted(warmed.compiled) == sorted(both(level=OTHER))
+
+
+def test_what_is_removed_on_purpose_is_not_missed(cache):
+    rlk.jit.warm(["V=1000,D=64", "V=50,D=8"], dtype="fp32", arch=LEVEL, cache_dir=cache)
+    options = ["--cache-dir", str(cache)]
+    subprocess.run(command([*options, "remove", *both()]), check=True, capture_output=True)
+    manifest = json.loads((cache / "manifest.json").read_text())
+    assert manifest["kernels"] == sorted(both(vocab=50, dim=8))
+    subprocess.run(command([*options, "clear", "--yes"]), check=True, capture_output=True)
+    assert json.loads((cache / "manifest.json").read_text())["kernels"] == []

@@ -190,10 +190,20 @@ def test_a_wrong_value_changes_nothing(change, message):
 
 
 @pytest.mark.parametrize(
-    "change", [{"specialize": "no"}, {"num_threads": 2.5}, {"cache_dir": 5}, {"unknown": 1}]
+    ("change", "message"),
+    [
+        ({"specialize": "no"}, "configure: specialize: expected bool, got 'no'"),
+        ({"specialize": 1}, "configure: specialize: expected bool, got 1"),
+        ({"num_threads": 2.5}, "configure: num_threads: expected int, got 2.5"),
+        ({"num_threads": True}, "configure: num_threads: expected int, got True"),
+        ({"workspace_mib": "512M"}, "configure: workspace_mib: expected int, got '512M'"),
+        ({"policy": True}, "configure: policy: expected str, got True"),
+        ({"cache_dir": 5}, ""),
+        ({"unknown": 1}, "unknown"),
+    ],
 )
-def test_a_value_of_a_wrong_type(change):
-    with pytest.raises(TypeError):
+def test_a_value_of_a_wrong_type(change, message):
+    with pytest.raises(TypeError, match=message):
         rlk.jit.configure(**change)
 
 
