@@ -198,7 +198,7 @@ def test_a_wrong_value_changes_nothing(change, message):
         ({"num_threads": True}, "configure: num_threads: expected int, got True"),
         ({"workspace_mib": "512M"}, "configure: workspace_mib: expected int, got '512M'"),
         ({"policy": True}, "configure: policy: expected str, got True"),
-        ({"cache_dir": 5}, ""),
+        ({"cache_dir": 5}, "configure"),
         ({"unknown": 1}, "unknown"),
     ],
 )
