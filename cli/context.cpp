@@ -2,6 +2,8 @@
 // From the command line's settings to layers.
 #include "cli/context.hpp"
 
+#include "cli/text.hpp"
+
 namespace rlk::cli {
 
 jit::Layers layers_of(const Context& context) {
@@ -15,6 +17,23 @@ jit::Layers layers_of(const Context& context) {
 bool has_read_write(const Context& context, const jit::Layers& layers) {
   if (!layers.note.empty()) context.err << "rlk-jit: " << layers.note << '\n';
   return layers.options.read_write.has_value();
+}
+
+std::string layer_problem(const cache::LayerState& state) {
+  if (!state.problem.empty()) return state.problem;
+  if (state.exists || state.layer.read_write) return "";
+  return state.layer.folder + ": no such folder";
+}
+
+bool tell_layers(const Context& context) {
+  bool is_well = true;
+  for (const auto& state : cache::DiskStore(layers_of(context).options).layers()) {
+    const std::string problem = layer_problem(state);
+    if (problem.empty()) continue;
+    context.err << "rlk-jit: " << printable(problem) << '\n';
+    is_well = false;
+  }
+  return is_well;
 }
 
 std::string layer_name(const Context& context, const cache::Layer& layer) {

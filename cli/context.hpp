@@ -36,6 +36,12 @@ jit::Layers layers_of(const Context& context);
 // Whether there is a folder that may be written; else the context's err has been told why not.
 bool has_read_write(const Context& context, const jit::Layers& layers);
 
+// Why a layer is not looked into; "" if it is, or if it is still to be made.
+std::string layer_problem(const cache::LayerState& state);
+
+// The same of all layers to the context's err. Whether all are well.
+bool tell_layers(const Context& context);
+
 // "user", "built-in", or the folder of another layer.
 std::string layer_name(const Context& context, const cache::Layer& layer);
 

@@ -25,7 +25,7 @@ void examine_layers(const jit::Layers& layers, cache::DiskStore& store, Policy p
   // What stores nothing misses no folder of its own.
   const State no_folder = policy == Policy::off ? State::good : State::warn;
   if (!layers.note.empty()) findings.push_back({"cache", no_folder, layers.note});
-  std::map<std::string, std::pair<int, std::uint64_t>> totals;  // entries and bytes by folder
+  std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> totals;  // entries and bytes by folder
   int num_damaged = 0;
   for (const cache::ListedEntry& entry : store.list()) {
     auto& [num_entries, num_bytes] = totals[entry.layer.folder];
@@ -36,8 +36,8 @@ void examine_layers(const jit::Layers& layers, cache::DiskStore& store, Policy p
   for (const cache::LayerState& state : store.layers()) {
     const auto& [num_entries, num_bytes] = totals[state.layer.folder];
     Finding finding{state.layer.read_write ? "cache" : "layer", State::good,
-                    fmt::format("{}: {}{} entries, {}", state.layer.folder, rights_text(state),
-                                num_entries, bytes_text(num_bytes))};
+                    fmt::format("{}: {}{}, {}", state.layer.folder, rights_text(state),
+                                entries_text(num_entries), bytes_text(num_bytes))};
     if (!state.problem.empty()) {
       finding.state = State::fail;
       finding.text = state.problem;
@@ -45,7 +45,7 @@ void examine_layers(const jit::Layers& layers, cache::DiskStore& store, Policy p
       finding.state = no_folder;
     } else if (!state.layer.read_write && !state.exists) {
       finding.state = State::warn;
-      finding.text = fmt::format("{}: no such folder", state.layer.folder);
+      finding.text = layer_problem(state);
     }
     finding.details = {{"folder", state.layer.folder},
                        {"read_write", state.layer.read_write},

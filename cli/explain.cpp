@@ -175,6 +175,7 @@ int explain(const Context& context, const std::string& word) {
   if (!wanted) return wrong_usage;
   const std::vector<Kernel> kernels = all_kernels(context);
   const Answer answer = answer_for(context, *wanted, kernels);
+  if (!is_hit(answer.candidates)) tell_layers(context);  // that may be why
   if (context.json) {
     print_json(context.out, json_of(context, answer));
   } else {

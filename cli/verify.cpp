@@ -99,11 +99,7 @@ int verify(const Context& context, const std::vector<std::string>& words) {
   } else {
     print_for_people(context, verdicts, num_bad);
   }
-  for (const cache::LayerState& state : store.layers()) {
-    if (state.problem.empty()) continue;
-    context.err << "rlk-jit: " << printable(state.problem) << '\n';
-    is_well = false;
-  }
+  if (!tell_layers(context)) is_well = false;
   for (const std::string& path : store.prune({.dry_run = true}).leftovers) {
     context.err << fmt::format(
         "rlk-jit: {}: left by a writer that died; rlk-jit prune removes it\n", printable(path));
