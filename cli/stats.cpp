@@ -11,6 +11,7 @@
 
 #include <ctime>
 #include <map>
+#include <optional>
 
 namespace rlk::cli {
 namespace {
@@ -33,16 +34,19 @@ Space space_of(const std::string& folder) {
   return space;
 }
 
-std::string percent_text(const Counts& total) {
-  const std::uint64_t num_calls = total.num_first_calls();
-  if (num_calls == 0) return "-";
-  return fmt::format("{:.1f} %",
-                     100 * static_cast<double>(total.hits) / static_cast<double>(num_calls));
+// Nothing where nothing has been asked for.
+std::optional<double> hit_rate(const Counts& specialized) {
+  if (specialized.num_events() == 0) return std::nullopt;
+  return static_cast<double>(specialized.hits) / static_cast<double>(specialized.num_events());
+}
+
+std::string percent_text(std::optional<double> rate) {
+  return rate ? fmt::format("{:.1f} %", 100 * *rate) : "-";
 }
 
 std::string space_text(const Space& space, std::uint64_t budget_bytes) {
   const std::string budget = budget_bytes == 0 ? "no limit" : bytes_text(budget_bytes);
-  return fmt::format("{} entries, {} of {}", space.num_entries, bytes_text(space.bytes), budget);
+  return fmt::format("{}, {} of {}", entries_text(space.num_entries), bytes_text(space.bytes), budget);
 }
 
 Json json_of(const Counts& counts) {
@@ -78,13 +82,15 @@ void print_table(const Context& context, const ByKernel& kernels) {
   table.print(context.out, context.colour);
 }
 
-void print_totals(const Context& context, const Counts& total, const Space& space) {
+void print_totals(const Context& context, const Counts& total, const Counts& specialized,
+                  const Space& space) {
   Table totals({{}, {}});
   const auto line = [&](const char* label, const std::string& value) {
     totals.add({{label, Colour::dim}, {value}});
   };
   line("hit rate",
-       fmt::format("{} ({} of {})", percent_text(total), total.hits, total.num_first_calls()));
+       fmt::format("{} ({} of {})", percent_text(hit_rate(specialized)), specialized.hits,
+                   specialized.num_events()));
   line("compiles", fmt::format("{}, {}", total.compiles,
                                milliseconds_text(static_cast<double>(total.compile_ms))));
   line("cache", space_text(space, context.settings.cache_size_bytes));
@@ -94,15 +100,17 @@ void print_totals(const Context& context, const Counts& total, const Space& spac
 }  // namespace
 
 int stats(const Context& context, const std::string& name_part) {
+  tell_layers(context);
   const jit::Layers layers = layers_of(context);
   const std::string folder = layers.options.read_write.value_or("");
   ByKernel kernels;
-  Counts total;
+  Counts total, specialized;
   const auto usage = cache::UsageLog(layers.options).read();
   for (const cache::Usage& one : usage) {
     if (one.kernel.find(name_part) == std::string::npos) continue;
     kernels[one.kernel].add(one);
     total.add(one);
+    if (!is_generic(one.kernel)) specialized.add(one);
   }
   const Space space = space_of(folder);
   if (context.json) {
@@ -111,6 +119,8 @@ int stats(const Context& context, const std::string& name_part) {
       Json& row = json["kernels"].emplace_back(Json{{"name", name}});
       row.update(json_of(counts));
     }
+    const auto rate = hit_rate(specialized);
+    json["hit_rate"] = rate ? Json(*rate) : Json();
     json["cache"] = {{"folder", folder},
                      {"entries", space.num_entries},
                      {"bytes", space.bytes},
@@ -127,7 +137,7 @@ int stats(const Context& context, const std::string& name_part) {
     print_table(context, kernels);
     context.out << '\n';
   }
-  print_totals(context, total, space);
+  print_totals(context, total, specialized, space);
   return ok;
 }
 

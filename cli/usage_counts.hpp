@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 namespace rlk::cli {
 
@@ -33,8 +34,13 @@ struct Counts {
     last_used_s = std::max(last_used_s, usage.time_s);
   }
 
-  // A fallback is no case of its own: a failed compile or a hit of the generic kernel goes with it.
-  std::uint64_t num_first_calls() const { return hits + compiles + failed; }
+  // All but the hits are what a cache that holds the kernel would have spared.
+  std::uint64_t num_events() const { return hits + compiles + failed + fallbacks; }
 };
+
+// By its name: loads of a generic kernel in the place of a specialized one are no success.
+inline bool is_generic(const std::string& kernel) {
+  return kernel.find(" generic]@") != std::string::npos;
+}
 
 }  // namespace rlk::cli

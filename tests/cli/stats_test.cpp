@@ -37,9 +37,9 @@ TEST_F(StatsTest, AKernelARowAndTotalsBelow) {
   EXPECT_EQ(lines[1], "a.fwd     6         2       0          0    2.6 s         2h");
   EXPECT_EQ(lines[2], "b.bwd     0         0       1          3        -         2h");
   EXPECT_EQ(lines[3], "");
-  EXPECT_EQ(lines[4], "hit rate  66.7 % (6 of 9)");
+  EXPECT_EQ(lines[4], "hit rate  50.0 % (6 of 12)") << "fallbacks are none";
   EXPECT_EQ(lines[5], "compiles  2, 2.6 s");
-  EXPECT_TRUE(lines[6].starts_with("cache     1 entries, 5.")) << lines[6];
+  EXPECT_TRUE(lines[6].starts_with("cache     1 entry, 5.")) << lines[6];
   EXPECT_TRUE(lines[6].ends_with(" KiB of 1.0 GiB")) << lines[6];
 }
 
@@ -55,10 +55,24 @@ TEST_F(StatsTest, AsJson) {
   EXPECT_EQ(told["kernels"][1]["failed"], 1);
   EXPECT_EQ(told["kernels"][1]["fallbacks"], 3);
   EXPECT_EQ(told["total"]["hits"], 6);
+  EXPECT_EQ(told["hit_rate"], 0.5);
   EXPECT_EQ(told["cache"]["folder"], folder_);
   EXPECT_EQ(told["cache"]["entries"], 1);
   EXPECT_GT(told["cache"]["bytes"], 5000);
   EXPECT_EQ(told["cache"]["budget_bytes"], 1 << 30);
+}
+
+// A job that ran nothing else has not found what it asked for.
+TEST_F(StatsTest, LoadsOfGenericKernelsAreNoHits) {
+  put(folder_, "toy.fwd[x=bf16 generic]@sm_90a");
+  record(UsageEvent::hit, "toy.fwd[x=bf16 generic]@sm_90a", 4);
+  EXPECT_NE(run({"stats"}).out.find("hit rate  - (0 of 0)"), std::string::npos);
+  EXPECT_TRUE(run_json({"stats"})["hit_rate"].is_null());
+  record(UsageEvent::fallback, "toy.fwd[x=bf16 V=10]@sm_90a", 3);
+  EXPECT_NE(run({"stats"}).out.find("hit rate  0.0 % (0 of 3)"), std::string::npos);
+  record(UsageEvent::hit, "toy.fwd[x=bf16 V=10]@sm_90a");
+  EXPECT_NE(run({"stats"}).out.find("hit rate  25.0 % (1 of 4)"), std::string::npos);
+  EXPECT_EQ(run_json({"stats"})["total"]["hits"], 5) << "the counts are of all";
 }
 
 TEST_F(StatsTest, APartOfTheNameChooses) {
