@@ -32,8 +32,8 @@ struct LeftOut {
 std::vector<std::string> folders_of(const Context& context, cache::DiskStore& store) {
   std::vector<std::string> folders;
   for (const cache::LayerState& state : store.layers()) {
-    if (!state.problem.empty()) {
-      context.err << "rlk-jit: left out: " << printable(state.problem) << '\n';
+    if (const std::string problem = layer_problem(state); !problem.empty()) {
+      context.err << "rlk-jit: left out: " << printable(problem) << '\n';
     } else if (state.layer.folder != jit::builtin_folder(context.settings)) {
       folders.push_back(state.layer.folder);
     }
@@ -160,6 +160,7 @@ int tell(const Context& context, const std::string& problem, int code) {
 }  // namespace
 
 int export_pack(const Context& context, const ExportCommand& asked) {
+  if (asked.pack == "-") return tell(context, "pack: expected a file, got \"-\"", wrong_usage);
   cache::DiskStore store(layers_of(context).options);
   const auto folders = folders_of(context, store);
   std::vector<Kernel> all = all_kernels(context);

@@ -21,7 +21,7 @@ std::string check_whole(const Context& context, const Kernel& kernel) {
 }
 
 Json metadata_of(const Kernel& kernel) {
-  Json metadata = Json::parse(kernel.entry.metadata, nullptr, false);
+  Json metadata = parsed_metadata(kernel.entry.metadata);
   return metadata.is_discarded() ? Json(kernel.entry.metadata) : metadata;
 }
 
@@ -136,17 +136,23 @@ int show(const Context& context, const std::string& word) {
 }
 
 int path(const Context& context, const std::string& word) {
+  const auto print = [&](const std::string& found) {
+    if (context.json) {
+      print_json(context.out, {{"path", found}});
+    } else {
+      context.out << found << '\n';
+    }
+    return ok;
+  };
   if (!word.empty()) {
     const auto kernel = find_kernel(context, word);
     if (!kernel) return failed;
-    context.out << kernel->entry.path << '\n';
-    return ok;
+    return print(kernel->entry.path);
   }
   const jit::Layers layers = layers_of(context);
   if (!layers.note.empty()) context.err << "rlk-jit: " << layers.note << '\n';
   if (!layers.options.read_write) return failed;
-  context.out << *layers.options.read_write << '\n';
-  return ok;
+  return print(*layers.options.read_write);
 }
 
 }  // namespace rlk::cli
