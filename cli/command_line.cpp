@@ -7,6 +7,7 @@
 #include "runtime/log.hpp"
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include <filesystem>
 #include <functional>
@@ -24,6 +25,7 @@ struct Options {
   std::string colour = "auto";
   bool json = false;
   std::optional<std::string> html;
+  ListFilter listed;
   std::string word;
   std::optional<Code> code;
   std::vector<std::string> words;
@@ -66,6 +68,7 @@ class Subcommands {
 
   CLI::App* add(const std::string& name, const std::string& help, Command run) {
     auto* added = app_.add_subcommand(name, help);
+    added->footer("--json, --color, --cache-dir and --layer are options of all: rlk-jit --help");
     added->callback([&command = command_, run = std::move(run)] { command = run; });
     return added;
   }
@@ -75,13 +78,16 @@ class Subcommands {
   Command& command_;
 };
 
+// What kernels_named() takes.
+constexpr const char* k_word_help = "A name or a part of it, or the front of KEY.COMPILER";
+constexpr const char* k_words_help = "These alone: names or parts of them, or fronts of keys";
+
 // The commands that look after a cache.
 void add_care(Subcommands& commands, Options& options) {
   auto* verify = commands.add(
       "verify", "Read every entry whole: checksum, key, metadata; exit code 1 if one is of no use",
       [&](const Context& context) { return rlk::cli::verify(context, options.words); });
-  verify->add_option("kernel", options.words, "These alone: names, or fronts or parts of them")
-      ->type_name("NAME-or-KEY");
+  verify->add_option("kernel", options.words, k_words_help)->type_name("NAME-or-KEY");
 
   auto* prune = commands.add(
       "prune", "Remove the least recently used kernels; without options, down to $RLK_CACHE_SIZE",
@@ -97,7 +103,7 @@ void add_care(Subcommands& commands, Options& options) {
   auto* remove = commands.add(
       "remove", "Remove kernels from the cache folder",
       [&](const Context& context) { return rlk::cli::remove(context, options.remove); });
-  remove->add_option("kernel", options.remove.words, "A name, or the front of a key")
+  remove->add_option("kernel", options.remove.words, k_word_help)
       ->required()
       ->type_name("NAME-or-KEY");
   remove->add_flag("--all-matching", options.remove.all_matching,
@@ -158,23 +164,26 @@ void add_choice(CLI::App& command, const std::string& models, KernelChoice& choi
 void add_views(Subcommands& commands, Options& options) {
   auto* listed =
       commands.add("list", "List the kernels of every layer", [&](const Context& context) {
-        return options.html ? list_html(context, *options.html) : list(context);
+        return options.html ? list_html(context, options.listed, *options.html)
+                            : list(context, options.listed);
       });
+  listed->add_option("kernel", options.listed.name_part, "Those with this part in their name")
+      ->type_name("NAME-part");
+  listed->add_flag("--no-builtin", options.listed.no_builtin, "Without the built-in layer");
   listed
       ->add_option("--html", options.html,
                    "Write a page to look through them in a browser; - for stdout")
       ->type_name("FILE");
-  const std::string word_help = "Its name, or the front of its key";
   auto* show = commands.add("show", "Show one kernel in full", [&](const Context& context) {
     return options.code ? show_code(context, options.word, *options.code)
                         : rlk::cli::show(context, options.word);
   });
-  show->add_option("kernel", options.word, word_help)->required()->type_name("NAME-or-KEY");
+  show->add_option("kernel", options.word, k_word_help)->required()->type_name("NAME-or-KEY");
   add_codes(*show, options);
   auto* path =
       commands.add("path", "Print the cache folder, or a kernel's file",
                    [&](const Context& context) { return rlk::cli::path(context, options.word); });
-  path->add_option("kernel", options.word, word_help)->type_name("NAME-or-KEY");
+  path->add_option("kernel", options.word, k_word_help)->type_name("NAME-or-KEY");
   auto* doctor = commands.add(
       "doctor", "Check processor, devices, compilers, cache folder and what would run",
       [&](const Context& context) { return rlk::cli::doctor(context, options.doctor); });
@@ -207,8 +216,7 @@ void add_carrying(Subcommands& commands, Options& options) {
       commands.add("export", "Write kernels into one file and print its SHA-256",
                    [&](const Context& context) { return export_pack(context, options.exported); });
   exported->add_option("pack", from.pack, "The file to write")->required()->type_name("PACK");
-  exported->add_option("kernel", from.words, "These alone: names, or fronts or parts of them")
-      ->type_name("NAME-or-KEY");
+  exported->add_option("kernel", from.words, k_words_help)->type_name("NAME-or-KEY");
   exported->add_option("--arch", from.archs, "Those for this target (repeatable)")
       ->type_name("ARCH")
       ->allow_extra_args(false)
@@ -240,11 +248,14 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
   app.require_subcommand(1);
   app.fallthrough();  // options may stand before and after the subcommand
   app.set_version_flag("--version", "rlk-jit " RLK_VERSION);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return fmt::format("rlk-jit: {}; see rlk-jit --help\n", error.what());
+  });
   app.add_option("--cache-dir", options.cache_dir, "Look here instead of $RLK_CACHE_DIR")
       ->type_name("DIR");
   app.add_option("--layer", options.layers, "Look in this read-only layer too (repeatable)")
       ->type_name("DIR")
-      ->expected(1)
+      ->allow_extra_args(false)
       ->take_all();
   app.add_option("--color", options.colour, "auto, always or never")
       ->type_name("WHEN")
@@ -252,7 +263,7 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
   app.add_flag("--json", options.json, "Print JSON");
   // Given by the Python console script.
   app.add_option("--package", options.package)->group("")->type_name("DIR");
-  app.add_option("--site", options.sites)->group("")->expected(1)->take_all();
+  app.add_option("--site", options.sites)->group("")->allow_extra_args(false)->take_all();
 
   Command command;
   Subcommands commands(app, command);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cli/context.hpp"
+#include "cli/kernel.hpp"
 #include "cli/kernel_choice.hpp"
 
 #include <optional>
@@ -11,11 +12,11 @@
 
 namespace rlk::cli {
 
-// Every entry of every layer: a table, or an array of objects.
-int list(const Context& context);
+// The entries of every layer that the filter lets through: a table, or an array of objects.
+int list(const Context& context, const ListFilter& filter);
 
 // The same as one page for a browser, into a file; "-": to out.
-int list_html(const Context& context, const std::string& path);
+int list_html(const Context& context, const ListFilter& filter, const std::string& path);
 
 // All that is known of one entry: file, metadata, decoded key, whether its checksum is right.
 int show(const Context& context, const std::string& word);

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <functional>
 #include <span>
 #include <tuple>
@@ -120,6 +121,16 @@ std::vector<Kernel> all_kernels(const Context& context) {
   return kernels;
 }
 
+std::vector<Kernel> all_kernels(const Context& context, const ListFilter& filter) {
+  std::vector<Kernel> kernels = all_kernels(context);
+  const std::string builtin = jit::builtin_folder(context.settings);
+  std::erase_if(kernels, [&](const Kernel& kernel) {
+    return (filter.no_builtin && kernel.entry.layer.folder == builtin) ||
+           kernel.name.find(filter.name_part) == std::string::npos;
+  });
+  return kernels;
+}
+
 std::string file_name(const Kernel& kernel) {
   return kernel.entry.path.substr(kernel.entry.path.rfind('/') + 1);
 }
@@ -127,8 +138,16 @@ std::string file_name(const Kernel& kernel) {
 std::vector<const Kernel*> kernels_named(const std::vector<Kernel>& kernels,
                                          const std::string& word) {
   using Rule = std::function<bool(const Kernel&)>;
+  const bool is_path = word.find('/') != std::string::npos;
+  const std::string path =
+      is_path ? std::filesystem::absolute(word).lexically_normal().string() : "";
   const Rule rules[] = {
       [&](const Kernel& kernel) { return kernel.name == word; },
+      // Whole first: "llvm-2" is the front of "llvm-20".
+      [&](const Kernel& kernel) {
+        return is_path ? kernel.entry.path == path
+                       : file_stem(kernel) == word || file_name(kernel) == word;
+      },
       [&](const Kernel& kernel) { return file_stem(kernel).starts_with(word); },
       [&](const Kernel& kernel) { return kernel.name.find(word) != std::string::npos; },
   };
@@ -150,6 +169,7 @@ std::optional<Kernel> find_kernel(const Context& context, const std::string& wor
   if (found.size() == 1) return *found.front();
   if (found.empty()) {
     tell_missing(context, word);
+    tell_layers(context);
   } else {
     tell_candidates(context, word, found);
   }
@@ -163,12 +183,12 @@ void tell_missing(const Context& context, const std::string& word) {
 
 void tell_candidates(const Context& context, const std::string& word,
                      const std::vector<const Kernel*>& found) {
-  context.err << fmt::format("rlk-jit: \"{}\": {} entries match; give more of one's key:\n",
-                             printable(word), found.size());
-  Table table({{}, {}, {}});
+  context.err << fmt::format(
+      "rlk-jit: \"{}\": {} entries match; name one by KEY.COMPILER or its front:\n",
+      printable(word), found.size());
+  Table table({{}, {}});
   for (std::size_t i = 0; i < std::min(found.size(), k_most_candidates); ++i) {
-    table.add(
-        {{found[i]->entry.digest}, {printable(found[i]->entry.compiler)}, {shown_name(*found[i])}});
+    table.add({{printable(file_stem(*found[i]))}, {shown_name(*found[i])}});
   }
   table.print(context.err, false);
   if (found.size() > k_most_candidates) {
@@ -194,12 +214,18 @@ std::string shown_name(const Kernel& kernel) {
   return kernel.name.empty() ? "(no name)" : printable(kernel.name);
 }
 
+Json parsed_metadata(const std::string& text) {
+  constexpr int k_most_depth = 32;  // printing what is deeper would run out of stack
+  const auto is_shown = [](int depth, Json::parse_event_t, Json&) { return depth <= k_most_depth; };
+  return Json::parse(text, is_shown, false);
+}
+
 void print_json(std::ostream& out, const Json& json) {
-  out << json.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
+  out << json.dump(2, ' ', true, Json::error_handler_t::replace) << '\n';
 }
 
 std::string line_of(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json.dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
 void print_json_lines(std::ostream& out, const std::vector<std::string>& lines) {

@@ -33,11 +33,19 @@ Kernel kernel_of(cache::ListedEntry entry);
 // All entries of all layers, in the order of layers, then of names.
 std::vector<Kernel> all_kernels(const Context& context);
 
+struct ListFilter {
+  std::string name_part;
+  bool no_builtin = false;
+};
+
+// Those of them that the filter lets through.
+std::vector<Kernel> all_kernels(const Context& context, const ListFilter& filter);
+
 // Without its folder.
 std::string file_name(const Kernel& kernel);
 
-// The one that the word means: a name, the front of a key or of `<key>.<compiler>`, or a part of a
-// name. Nothing after telling the context's err that there is none, or which ones there are.
+// The one that the word means: a name, a file, `<key>.<compiler>` or its front, or a part of a name.
+// Nothing after telling the context's err that there is none, or which ones there are.
 std::optional<Kernel> find_kernel(const Context& context, const std::string& word);
 
 // The kernels that the word may mean: those of the first rule above that any fits, of all layers.
@@ -58,7 +66,10 @@ std::string cuda_text(int version);  // "12.8"
 // What is wrong with the entry, in parentheses, where it has no name to show.
 std::string shown_name(const Kernel& kernel);
 
-// For --json. Bytes that are no UTF-8 become U+FFFD.
+// Discarded where it is no JSON; without what is nested very deep.
+Json parsed_metadata(const std::string& text);
+
+// For --json, in ASCII. Bytes that are no UTF-8 become U+FFFD.
 void print_json(std::ostream& out, const Json& json);
 
 // The same for an array of many objects, a line each.

@@ -44,8 +44,9 @@ std::vector<Cell> row_of(const Context& context, const Kernel& kernel, std::int6
 
 }  // namespace
 
-int list(const Context& context) {
-  const std::vector<Kernel> kernels = all_kernels(context);
+int list(const Context& context, const ListFilter& filter) {
+  tell_layers(context);
+  const std::vector<Kernel> kernels = all_kernels(context, filter);
   if (context.json) {
     std::vector<std::string> lines(kernels.size());
     for_each_entry(kernels.size(),

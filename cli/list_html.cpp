@@ -55,7 +55,7 @@ Json number_at(const Json& metadata, const char* field) {
 
 Json row_of(const Context& context, const Kernel& kernel, const CountsByName& counts_by_name) {
   const cache::ListedEntry& entry = kernel.entry;
-  Json metadata = Json::parse(entry.metadata, nullptr, false);
+  Json metadata = parsed_metadata(entry.metadata);
   if (!metadata.is_object()) metadata = Json::object();
   const auto found = counts_by_name.find(kernel.name);
   const Counts counts = found != counts_by_name.end() ? found->second : Counts();
@@ -97,9 +97,9 @@ std::string script_text(const Json& json) {
   return safe;
 }
 
-std::string data_of(const Context& context) {
+std::string data_of(const Context& context, const ListFilter& filter) {
   const jit::Layers layers = layers_of(context);
-  const std::vector<Kernel> kernels = all_kernels(context);
+  const std::vector<Kernel> kernels = all_kernels(context, filter);
   CountsByName counts;
   for (const cache::Usage& usage : cache::UsageLog(layers.options).read()) {
     counts[usage.kernel].add(usage);
@@ -141,11 +141,11 @@ std::string source_of(std::string_view text) {
   return fmt::format("'sha256-{}'", base64(sum.digest()));
 }
 
-std::string page_of(const Context& context) {
+std::string page_of(const Context& context, const ListFilter& filter) {
   const std::string policy = fmt::format(
       "default-src 'none'; script-src {}; style-src {}; base-uri 'none'; form-action 'none'",
       source_of(page::k_script), source_of(page::k_style));
-  const std::string data = data_of(context);
+  const std::string data = data_of(context, filter);
   std::string text;
   std::string_view rest = page::k_html;
   // In the order of the page, so that nothing that was put in is looked through.
@@ -163,12 +163,13 @@ std::string page_of(const Context& context) {
 
 }  // namespace
 
-int list_html(const Context& context, const std::string& path) {
+int list_html(const Context& context, const ListFilter& filter, const std::string& path) {
   if (context.json) {
     context.err << "rlk-jit: expected --html or --json, got both\n";
     return wrong_usage;
   }
-  const std::string page = page_of(context);
+  tell_layers(context);
+  const std::string page = page_of(context, filter);
   if (path == "-") {
     context.out << page;
     return ok;

@@ -35,7 +35,8 @@ TEST_F(CliTest, WrongUsageIsTwoAndOnStderr) {
        std::vector<std::vector<std::string>>{{},
                                              {"lost"},
                                              {"list", "--lost"},
-                                             {"list", "word"},
+                                             {"list", "a", "b"},
+                                             {"export", "-"},
                                              {"show"},
                                              {"show", "a", "b"},
                                              {"list", "--color", "blue"},
@@ -59,6 +60,45 @@ TEST_F(CliTest, WrongUsageIsTwoAndOnStderr) {
 TEST_F(CliTest, AnUnknownCommandIsNamed) {
   EXPECT_EQ(run({"--json", "frob"}).err,
             "rlk-jit: expected a command, got \"frob\"; see rlk-jit --help\n");
+}
+
+// An option that may be repeated takes one word each time, not those behind it.
+TEST_F(CliTest, RepeatedOptionsLeaveTheWordsBehindThem) {
+  for (const char* option : {"--site", "--layer"}) {
+    EXPECT_EQ(run({option, temp_ / "a", "frob"}).err,
+              "rlk-jit: expected a command, got \"frob\"; see rlk-jit --help\n");
+  }
+  const std::string file = put(folder_, "toy");
+  EXPECT_EQ(run({"path", "--layer", builtin_, "toy"}).out, file + '\n');
+  const Ran layer = run({"list", "--layer"});
+  EXPECT_TRUE(layer.err.starts_with("rlk-jit: --layer: ")) << layer.err;
+}
+
+TEST_F(CliTest, EveryErrorNamesTheProgram) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{}, {"list", "--lost"}, {"show"}, {"export", "-"}}) {
+    const Ran ran = run(words);
+    EXPECT_TRUE(ran.err.starts_with("rlk-jit: ")) << ran.err;
+    EXPECT_EQ(lines_of(ran.err).size(), 1u) << ran.err;
+  }
+}
+
+TEST_F(CliTest, APackIsNotWrittenToStdout) {
+  put(folder_, "toy");
+  const Ran ran = run({"export", "-"});
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_EQ(ran.out, "");
+  EXPECT_NE(ran.err.find("expected a file, got \"-\""), std::string::npos) << ran.err;
+  EXPECT_FALSE(std::filesystem::exists("-"));
+}
+
+TEST_F(CliTest, HelpOfACommandTellsWhereTheOtherOptionsAre) {
+  for (const char* command : {"list", "show", "path", "doctor", "explain", "stats", "warm",
+                              "export", "import", "verify", "prune", "remove", "clear"}) {
+    const Ran ran = run({command, "--help"});
+    EXPECT_NE(ran.out.find("--json"), std::string::npos) << ran.out;
+    EXPECT_NE(ran.out.find("rlk-jit --help"), std::string::npos) << ran.out;
+  }
 }
 
 TEST_F(CliTest, OptionsStandBeforeOrAfterTheSubcommand) {

@@ -47,6 +47,31 @@ TEST_F(CliTest, ListShowsExtraLayersBeforeTheBuiltIn) {
   EXPECT_EQ(all[2]["layer"], "built-in");
 }
 
+TEST_F(CliTest, ListTakesAPartOfTheNameAndLeavesOutTheBuiltIn) {
+  put(folder_, "a.fwd");
+  put(folder_, "b.fwd");
+  test::write_file(put(folder_, "bad"), "damage");
+  put(builtin_, "a.bwd");
+  const auto names = [&](std::vector<std::string> words) {
+    std::string joined;
+    words.insert(words.begin(), "list");
+    for (const auto& one : run_json(words)) joined += one["name"].get<std::string>() + ' ';
+    EXPECT_EQ(lines_of(run(words).out).size(), run_json(words).size() + 1);
+    words.insert(words.end(), {"--html", "-"});
+    const std::string page = run(words).out;
+    for (const char* kernel : {"a.fwd", "b.fwd", "a.bwd"}) {
+      EXPECT_EQ(page.find('"' + std::string(kernel) + '"') != std::string::npos,
+                joined.find(kernel) != std::string::npos)
+          << kernel;
+    }
+    return joined;
+  };
+  EXPECT_EQ(names({"a."}), "a.fwd a.bwd ");
+  EXPECT_EQ(names({"a.", "--no-builtin"}), "a.fwd ");
+  EXPECT_EQ(names({"--no-builtin"}), " a.fwd b.fwd ") << "the damaged one has no name";
+  EXPECT_EQ(names({"c"}), "");
+}
+
 TEST_F(CliTest, ListAsJsonHasEveryField) {
   const std::string file = put(folder_, "toy");
   const auto all = run_json({"list"});

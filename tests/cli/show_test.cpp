@@ -121,6 +121,31 @@ TEST_F(CliTest, OneKeyOfTwoCompilersIsToldApartByTheCompiler) {
   EXPECT_EQ(run({"show", digest_of(name) + ".llvm-20"}).code, 0);
 }
 
+// A key of two compilers can not be told apart by more of it.
+TEST_F(CliTest, CandidatesAreShownAsWhatNamesThem) {
+  const std::string older = put(folder_, name, "llvm-2");
+  put(folder_, name, "llvm-20");
+  const std::string word = digest_of(name) + ".llvm-2";  // the front of the other, too
+  const Ran ran = run({"path", name});
+  EXPECT_NE(ran.err.find("KEY.COMPILER"), std::string::npos) << ran.err;
+  EXPECT_NE(ran.err.find(word + "   toy.fwd"), std::string::npos) << ran.err;
+  EXPECT_NE(ran.err.find(word + "0  toy.fwd"), std::string::npos) << ran.err;
+  const std::string relative = std::filesystem::relative(older).string();
+  for (const std::string& one : {word, word + ".rlk", older, relative}) {
+    EXPECT_EQ(run({"path", one}).out, older + '\n') << one;
+  }
+  EXPECT_EQ(run({"remove", older}).code, 0);
+  EXPECT_FALSE(std::filesystem::exists(older));
+  EXPECT_EQ(run({"show", name}).code, 0) << "the other is there";
+}
+
+TEST_F(CliTest, APathNamesTheEntryOfItsLayer) {
+  put(folder_, name);
+  const std::string below = put(builtin_, name);
+  EXPECT_EQ(run({"path", below}).out, below + '\n');
+  EXPECT_EQ(run({"path", temp_ / "elsewhere.rlk"}).code, 1);
+}
+
 TEST_F(CliTest, AnUpperLayerHidesTheSameEntryBelow) {
   const std::string file = put(folder_, name);
   put(builtin_, name);
@@ -167,6 +192,8 @@ TEST_F(CliTest, PathIsTheFolderOrAFile) {
   const std::string file = put(folder_, name);
   EXPECT_EQ(run({"path", name}).out, file + '\n');
   EXPECT_EQ(run({"path", "nothing"}).code, 1);
+  EXPECT_EQ(run_json({"path"}), nlohmann::json({{"path", folder_}}));
+  EXPECT_EQ(run_json({"path", name}), nlohmann::json({{"path", file}}));
 }
 
 }  // namespace

@@ -113,6 +113,47 @@ TEST_F(CliTest, VerifyTellsOfEntriesAndFoldersThatAreRefused) {
   EXPECT_NE(ran.err.find("chmod go-w '" + folder_), std::string::npos) << ran.err;
 }
 
+TEST_F(CliTest, ALayerThatIsNotThereIsNamed) {
+  put(folder_, "a");
+  const std::string absent = temp_ / "absent";
+  const std::string file = temp_ / "file";
+  test::write_file(file, "no folder");
+  for (const std::string& layer : {absent, file}) {
+    const std::string line = "rlk-jit: " + layer + ": no such folder\n";
+    const Ran verified = run({"verify", "--layer", layer});
+    EXPECT_EQ(verified.code, 1);
+    EXPECT_EQ(verified.err, line);
+    EXPECT_EQ(verified.out, "1 entry sound\n");
+    for (const char* command : {"list", "stats"}) {
+      const Ran ran = run({command, "--layer", layer});
+      EXPECT_EQ(ran.code, 0);
+      EXPECT_EQ(ran.err, line) << command;
+    }
+    EXPECT_EQ(run({"list", "--html", "-", "--layer", layer}).err, line);
+    const Ran missing = run({"show", "lost", "--layer", layer});
+    EXPECT_TRUE(missing.err.ends_with(line)) << missing.err;
+    const Ran miss = run({"explain", "linear_logp.fwd[x=bf16 V=10 D=20]@sm_90a", "--layer", layer});
+    EXPECT_EQ(miss.code, 1);
+    EXPECT_EQ(miss.err, line);
+    EXPECT_EQ(run({"export", temp_ / "pack", "--layer", layer}).err,
+              "rlk-jit: left out: " + layer + ": no such folder\n");
+  }
+  ::setenv("RLK_CACHE_PATH", absent.c_str(), 1);
+  const Ran verified = run({"verify"});
+  ::unsetenv("RLK_CACHE_PATH");
+  EXPECT_EQ(verified.code, 1);
+  EXPECT_NE(verified.err.find(absent), std::string::npos);
+}
+
+TEST_F(CliTest, ListAndStatsNameAFolderThatIsRefused) {
+  put(folder_, "a");
+  ASSERT_EQ(::chmod(folder_.c_str(), 0777), 0);
+  for (const char* command : {"list", "stats"}) {
+    const Ran ran = run({command});
+    EXPECT_NE(ran.err.find("chmod go-w '" + folder_), std::string::npos) << command << ran.err;
+  }
+}
+
 TEST_F(CliTest, VerifyTakesNames) {
   put(folder_, "good");
   test::write_file(put(folder_, "bad"), "damage");
