@@ -25,7 +25,8 @@ void examine_layers(const jit::Layers& layers, cache::DiskStore& store, Policy p
   // What stores nothing misses no folder of its own.
   const State no_folder = policy == Policy::off ? State::good : State::warn;
   if (!layers.note.empty()) findings.push_back({"cache", no_folder, layers.note});
-  std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> totals;  // entries and bytes by folder
+  // Entries and bytes by folder.
+  std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> totals;
   int num_damaged = 0;
   for (const cache::ListedEntry& entry : store.list()) {
     auto& [num_entries, num_bytes] = totals[entry.layer.folder];

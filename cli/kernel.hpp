@@ -44,8 +44,8 @@ std::vector<Kernel> all_kernels(const Context& context, const ListFilter& filter
 // Without its folder.
 std::string file_name(const Kernel& kernel);
 
-// The one that the word means: a name, a file, `<key>.<compiler>` or its front, or a part of a name.
-// Nothing after telling the context's err that there is none, or which ones there are.
+// The one that the word means: a name, a file, `<key>.<compiler>` or its front, or a part of a
+// name. Nothing after telling the context's err that there is none, or which ones there are.
 std::optional<Kernel> find_kernel(const Context& context, const std::string& word);
 
 // The kernels that the word may mean: those of the first rule above that any fits, of all layers.

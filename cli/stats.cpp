@@ -46,7 +46,8 @@ std::string percent_text(std::optional<double> rate) {
 
 std::string space_text(const Space& space, std::uint64_t budget_bytes) {
   const std::string budget = budget_bytes == 0 ? "no limit" : bytes_text(budget_bytes);
-  return fmt::format("{}, {} of {}", entries_text(space.num_entries), bytes_text(space.bytes), budget);
+  return fmt::format("{}, {} of {}", entries_text(space.num_entries), bytes_text(space.bytes),
+                     budget);
 }
 
 Json json_of(const Counts& counts) {
@@ -88,9 +89,8 @@ void print_totals(const Context& context, const Counts& total, const Counts& spe
   const auto line = [&](const char* label, const std::string& value) {
     totals.add({{label, Colour::dim}, {value}});
   };
-  line("hit rate",
-       fmt::format("{} ({} of {})", percent_text(hit_rate(specialized)), specialized.hits,
-                   specialized.num_events()));
+  line("hit rate", fmt::format("{} ({} of {})", percent_text(hit_rate(specialized)),
+                               specialized.hits, specialized.num_events()));
   line("compiles", fmt::format("{}, {}", total.compiles,
                                milliseconds_text(static_cast<double>(total.compile_ms))));
   line("cache", space_text(space, context.settings.cache_size_bytes));
