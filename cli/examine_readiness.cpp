@@ -78,7 +78,8 @@ class CardExamination {
       findings.push_back(
           {"driver",
            State::warn,
-           fmt::format("{} kernels need a driver of CUDA {} or later, this one is of CUDA {}: {}; "
+           fmt::format("{} of the kernels here need a driver of CUDA {} or later, this one is of "
+                       "CUDA {}: {}; "
                        "rlk-jit warm --cuda {} makes them for it",
                        too_new.size(), cuda_text(newest), cuda_text(machine_.driver->version()),
                        first_of(too_new), machine_.driver->version() / 1000),

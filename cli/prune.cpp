@@ -85,10 +85,11 @@ std::string summary_of(const cache::Swept& swept, bool dry_run) {
   std::string text = fmt::format("{} {}, {}", dry_run ? "would remove" : "removed",
                                  entries_text(swept.num_removed), bytes_text(swept.removed_bytes));
   if (!swept.leftovers.empty()) {
-    text += fmt::format(" and {} temp files of writers that died", swept.leftovers.size());
+    const std::size_t num = swept.leftovers.size();
+    text += fmt::format(" and {} temp {} of writers that died", num, num == 1 ? "file" : "files");
   }
-  return text +
-         fmt::format("; kept {}, {}", entries_text(swept.num_entries), bytes_text(swept.bytes));
+  return text + fmt::format("; {} {}, {}", dry_run ? "would keep" : "kept",
+                            entries_text(swept.num_entries), bytes_text(swept.bytes));
 }
 
 int tell_problem(const Context& context, const cache::Swept& swept) {

@@ -6,6 +6,7 @@
 #include "cli/kernel.hpp"
 #include "cli/progress.hpp"
 #include "cli/table.hpp"
+#include "jit/warm/manifest.hpp"
 #include "jit/warm/trace.hpp"
 #include "runtime/error.hpp"
 
@@ -67,6 +68,17 @@ std::vector<jit::Specialization> kernels_of(const Context& context, const WarmCo
                           targets.empty() ? "" : " for the targets of --arch");
   }
   return kernels;
+}
+
+void note_in_manifest(const cache::StoreOptions& store,
+                      const std::vector<jit::WarmResult>& results) {
+  std::vector<std::string> names;
+  for (const auto& result : results) {
+    const bool is_there =
+        result.outcome == jit::WarmOutcome::compiled || result.outcome == jit::WarmOutcome::present;
+    if (is_there) names.push_back(result.kernel.text());
+  }
+  if (!names.empty()) jit::add_to_manifest(store, names);
 }
 
 class Report {
@@ -153,6 +165,7 @@ int warm(const Context& context, const WarmCommand& asked) {
       kernels, options, [&](const jit::WarmResult& result) { report.add(result); },
       [] { return signal_seen != 0; });
   report.finish(results, *layers.options.read_write);
+  note_in_manifest(layers.options, results);
   if (signal_seen != 0) return 128 + signal_seen;
   return report.has_failures() ? failed : ok;
 }

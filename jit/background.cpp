@@ -40,7 +40,7 @@ void Background::work() {
   while (true) {
     // Not wait(): GCC 12 gave it a new symbol, which the libstdc++ of RHEL 9 lacks.
     changed_.wait_until(lock, std::chrono::steady_clock::time_point::max(),
-                        [&] { return stopped_ || !jobs_.empty(); });
+                        [&] { return stopped_ || (!paused_ && !jobs_.empty()); });
     if (stopped_) return;
     {
       const Job job = std::move(jobs_.front());
@@ -73,6 +73,17 @@ void Background::stop() {
   for (auto& thread : threads) thread.join();
 }
 
+void Background::set_paused(bool paused) {
+  const std::lock_guard lock(mutex_);
+  paused_ = paused;
+  changed_.notify_all();
+}
+
+void Background::unlock_in_parent() {
+  mutex_.unlock();
+  set_paused(false);
+}
+
 void Background::reset_in_child() {
   // The parent's threads and waiters are not in this process: what counts them is made anew, not
   // destroyed, which would wait for them.
@@ -80,6 +91,7 @@ void Background::reset_in_child() {
   new (&threads_) std::vector<std::thread>;
   new (&jobs_) std::deque<Job>;
   num_running_ = 0;
+  paused_ = false;
   mutex_.unlock();
 }
 

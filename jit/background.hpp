@@ -32,20 +32,23 @@ class Background {
   // library is being destroyed. Takes no job afterwards.
   void stop();
 
-  // Around fork(): the child has no threads and no jobs, and may add some.
+  // Around fork(): the child has no threads and no jobs, and may add some. While paused, no further
+  // job begins, so that a fork need not wait for all that is queued.
+  void pause() { set_paused(true); }
   void lock_for_fork() { mutex_.lock(); }
-  void unlock_in_parent() { mutex_.unlock(); }
+  void unlock_in_parent();
   void reset_in_child();
 
  private:
   void work();
+  void set_paused(bool paused);
 
   const int num_threads_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> jobs_;
   int num_running_ = 0;
-  bool stopped_ = false;
+  bool stopped_ = false, paused_ = false;
   std::vector<std::thread> threads_;
 };
 

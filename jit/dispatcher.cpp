@@ -63,9 +63,10 @@ KernelPtr Dispatcher::make(const Missing& missing) {
     building_.unlock_shared();
     std::this_thread::sleep_for(time);
     building_.lock_shared();
-    return true;
+    return !is_ending_;
   };
   const cache::Turn turn = store.take_turn(missing.key, compiler, pause);
+  if (turn.outcome == cache::TurnOutcome::cancelled) throw Error("the process ends");
   if (turn.entry) {  // another process was compiling it
     if (auto kernel = load_cached(missing.spec, *turn.entry, missing.device)) return kernel;
   }

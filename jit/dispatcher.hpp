@@ -162,6 +162,7 @@ class Dispatcher {
   // By specialization: what is, or was, built in the background.
   std::unordered_map<Specialization, std::shared_ptr<ComingKernel>, SpecializationHash> coming_;
 
+  std::atomic<bool> is_ending_{false};
   Background background_{2};
 
   mutable std::atomic<std::int64_t> memory_hits_{0}, disk_hits_{0}, compiles_{0}, fallbacks_{0},

@@ -36,7 +36,10 @@ Dispatcher::Dispatcher(Config config, Toolchain cpu, Toolchain cuda)
 std::atomic<Dispatcher*> Dispatcher::instance_{nullptr};
 
 void Dispatcher::stop_instance() {
-  if (Dispatcher* dispatcher = instance_.load()) dispatcher->background_.stop();
+  Dispatcher* dispatcher = instance_.load();
+  if (dispatcher == nullptr) return;
+  dispatcher->is_ending_ = true;  // nor does anybody wait for another process any longer
+  dispatcher->background_.stop();
 }
 
 Dispatcher& Dispatcher::instance() {
@@ -57,6 +60,7 @@ Dispatcher& Dispatcher::instance() {
 
 // In the order that a build and configure() take them.
 void Dispatcher::lock_for_fork() {
+  background_.pause();
   building_.lock();
   mutex_.lock();
   table_.lock_for_fork();

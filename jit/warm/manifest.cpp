@@ -5,6 +5,7 @@
 #include "cache/entry_file.hpp"
 #include "cache/file_lock.hpp"
 #include "cache/lock_place.hpp"
+#include "cache/text_file.hpp"
 #include "jit/build_key.hpp"
 #include "jit/parse_specialization.hpp"
 #include "runtime/error.hpp"
@@ -14,7 +15,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <fstream>
 #include <optional>
 #include <set>
 #include <thread>
@@ -23,6 +23,7 @@ namespace rlk::jit {
 namespace {
 
 constexpr int k_format = 1;
+constexpr std::uint64_t k_most_bytes = std::uint64_t{64} << 20;
 
 // Waits as long as another writes, which takes milliseconds; without a lock one may be lost.
 class Turn {
@@ -64,14 +65,12 @@ bool is_there(cache::DiskStore& folder, const std::string& name) {
 
 std::vector<std::string> read_manifest(const std::string& folder) {
   const std::string path = folder + '/' + k_manifest_name;
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return {};
-  const std::string text(std::istreambuf_iterator<char>(in), {});
+  const auto read = cache::read_text_file(cache::posix_file_system(), path, k_most_bytes);
+  if (read.is_absent) return {};
   try {
-    const auto json = nlohmann::json::parse(text);
-    if (json.at("format") != k_format) {
-      throw Error(fmt::format("expected format {}, got {}", k_format, json.at("format").dump()));
-    }
+    if (!read.problem.empty()) throw Error(read.problem);
+    const auto json = nlohmann::json::parse(read.text);
+    if (json.at("format") != k_format) throw Error(fmt::format("expected format {}", k_format));
     std::vector<std::string> names;
     for (const auto& name : json.at("kernels")) names.push_back(name.get<std::string>());
     return names;

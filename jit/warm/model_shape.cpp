@@ -86,6 +86,8 @@ class Config {
       root = Json::parse(text);
     } catch (const Json::parse_error& error) {
       fail(fmt::format("expected JSON, got something else at byte {}", error.byte));
+    } catch (const Json::exception&) {
+      fail("expected JSON with numbers that a double can hold");
     }
     if (!root.is_object()) {
       fail(fmt::format("expected a JSON object, got one of type {}", root.type_name()));
@@ -128,8 +130,12 @@ class Config {
       const auto number = value.get<std::int64_t>();
       if (number >= 1 && number <= most) return number;
     }
+    // What is nested may be so deep that printing it would run out of stack.
+    const std::string got = value.is_structured()
+                                ? std::string("an ") + value.type_name()
+                                : value.dump(-1, ' ', true, Json::error_handler_t::replace);
     fail(fmt::format("{}: expected a whole number from 1 to {}, got {}", name, most,
-                     value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 40)));
+                     got.substr(0, 40)));
   }
 
   const std::string& word_;

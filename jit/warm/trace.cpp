@@ -2,19 +2,22 @@
 // Appends names to a trace and reads them back.
 #include "jit/warm/trace.hpp"
 
+#include "cache/open_file.hpp"
+#include "cache/text_file.hpp"
 #include "jit/parse_specialization.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
+#include <sstream>
+#include <utility>
 
 namespace rlk::jit {
+namespace {
+constexpr std::uint64_t k_most_bytes = std::uint64_t{64} << 20;
+}
 
 void Trace::record(const Specialization& spec) noexcept {
   if (!file_) return;
@@ -27,33 +30,38 @@ void Trace::record(const Specialization& spec) noexcept {
 }
 
 void Trace::add(const std::string& name) {
-  if (!is_read_) {
-    is_read_ = true;
-    std::ifstream in(*file_);
-    for (std::string line; std::getline(in, line);) known_.insert(line);
+  if (is_given_up_) return;
+  cache::FileSystem& files = cache::posix_file_system();
+  std::string problem;
+  if (!std::exchange(is_read_, true)) {
+    const auto read = cache::read_text_file(files, *file_, k_most_bytes);
+    problem = read.problem;
+    std::istringstream lines(read.text);
+    for (std::string line; std::getline(lines, line);) known_.insert(line);
   }
-  if (!known_.insert(name).second) return;
-  const int file = ::open(file_->c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-  const std::string line = name + '\n';
-  // One write: lines of other processes stand before or after it.
-  const bool is_written =
-      file >= 0 && ::write(file, line.data(), line.size()) == static_cast<ssize_t>(line.size());
-  const int error = errno;
-  if (file >= 0) ::close(file);
-  if (is_written || known_.contains("")) return;
-  known_.insert("");  // said
-  log().warn("trace: RLK_TRACE: {}: not written: {}", *file_, std::strerror(error));
+  if (problem.empty() && known_.insert(name).second) {
+    cache::OpenFile file(files, *file_, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC,
+                         0666);
+    // One write: lines of other processes stand before or after it.
+    const std::string line = name + '\n';
+    const int error = file.error() != 0 ? file.error() : file.write(line.data(), line.size());
+    if (error != 0) problem = cache::error_text(error);
+  }
+  if (problem.empty()) return;
+  is_given_up_ = true;
+  log().warn("trace: RLK_TRACE: {}: nothing is recorded: {}", *file_, problem);
 }
 
 TraceRead read_trace(const std::string& file) {
-  std::ifstream in(file);
-  if (!in) {
+  const auto text = cache::read_text_file(cache::posix_file_system(), file, k_most_bytes);
+  if (text.is_absent || !text.problem.empty()) {
     throw InvalidArgument("trace: {}: expected a file that RLK_TRACE has recorded, got: {}", file,
-                          std::strerror(errno));
+                          text.is_absent ? "no such file" : text.problem);
   }
   TraceRead read;
+  std::istringstream lines(text.text);
   std::string line;
-  for (int number = 1; std::getline(in, line); ++number) {
+  for (int number = 1; std::getline(lines, line); ++number) {
     if (line.empty()) continue;
     try {
       const Specialization spec = parse_specialization(line);

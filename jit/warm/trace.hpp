@@ -27,7 +27,7 @@ class Trace {
 
   const std::optional<std::string> file_;  // nothing: nothing is recorded
   std::mutex mutex_;
-  bool is_read_ = false;
+  bool is_read_ = false, is_given_up_ = false;
   std::set<std::string> known_;
 };
 

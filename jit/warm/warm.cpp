@@ -7,7 +7,6 @@
 #include "jit/metadata.hpp"
 #include "jit/nvrtc/make_nvrtc_compiler.hpp"
 #include "jit/warm/fork_pool.hpp"
-#include "jit/warm/manifest.hpp"
 #include "runtime/cgroup.hpp"
 #include "runtime/cpu_count.hpp"
 #include "runtime/error.hpp"
@@ -54,7 +53,6 @@ class Warmer {
           },
           should_stop);
     }
-    note(results);
     return results;
   }
 
@@ -98,8 +96,12 @@ class Warmer {
       Compiler& compiler = this->compiler(kernel);
       const std::string identity = compiler.identity();
       const cache::Key key = build_key(kernel);
-      const cache::Turn turn = store_.take_turn(key, identity);
+      const cache::Turn turn = store_.take_turn(key, identity, [this](auto time) {
+        return cache::sleep_for(time) && !pool_.is_stopped();
+      });
       if (turn.entry) return "present";
+      if (turn.outcome == cache::TurnOutcome::cancelled) return "cancelled";
+      if (!turn.may_put()) return "failed another process has been compiling it for minutes";
       const CompileRequest request = compile_request(kernel);
       CompiledCode compiled = compiler.compile(request);
       const double compile_ms = compiled.stats.compile_ms;
@@ -128,16 +130,6 @@ class Warmer {
     if (result.outcome == WarmOutcome::compiled)
       result.compile_ms = std::strtod(rest.c_str(), nullptr);
     if (result.outcome == WarmOutcome::failed) result.problem = rest;
-  }
-
-  void note(const std::vector<WarmResult>& results) const {
-    std::vector<std::string> names;
-    for (const auto& result : results) {
-      if (result.outcome == WarmOutcome::compiled || result.outcome == WarmOutcome::present) {
-        names.push_back(result.kernel.text());
-      }
-    }
-    if (!names.empty()) add_to_manifest(options_.store, names);
   }
 
   const std::vector<Specialization>& kernels_;

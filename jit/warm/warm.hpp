@@ -49,10 +49,9 @@ struct WarmOptions {
   int num_processes = 0;          // 0: one a core, as far as the memory goes
 };
 
-// Compiles and stores; tells each result as it comes, and adds what is there now to the manifest.
-// Once `should_stop` says so, what runs is cancelled and the rest is not begun. This process must
-// have one thread. Throws Unsupported where a target's compiler is missing, Error where the cache
-// folder cannot be written.
+// Compiles and stores; tells each result as it comes. Once `should_stop` says so, what runs is
+// cancelled and the rest is not begun. This process must have one thread. Throws Unsupported where
+// a target's compiler is missing, Error where the cache folder cannot be written.
 std::vector<WarmResult> warm(const std::vector<Specialization>& kernels, const WarmOptions& options,
                              runtime::FunctionRef<void(const WarmResult&)> tell,
                              runtime::FunctionRef<bool()> should_stop);

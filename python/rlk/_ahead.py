@@ -188,9 +188,9 @@ def warm(
     status, out, said = _run(command(["warm", *options, "--", *words]))
     if not out:
         kind = errors.InvalidArgument if status == 2 else errors.CompileError
-        # The command line's own complaints go on with a hint at --help.
-        first_line = said.strip().split("\n", 1)[0]
-        raise kind(f"warm: {first_line.removeprefix('rlk-jit: ')}")
+        # Above the error may stand lines about what was left out.
+        last_line = said.strip().rpartition("\n")[2]
+        raise kind(f"warm: {last_line.removeprefix('rlk-jit: ')}")
     kernels = json.loads(out)["kernels"]
     names = {
         outcome: [kernel["name"] for kernel in kernels if kernel["outcome"] == outcome]

@@ -113,7 +113,7 @@ TEST_F(ExamineReadinessTest, ADriverTooOldForTheKernelsIsTold) {
   EXPECT_EQ(findings[0].subject, "driver");
   EXPECT_EQ(findings[0].state, State::warn);
   EXPECT_EQ(findings[0].text,
-            "1 kernels need a driver of CUDA 13.0 or later, this one is of CUDA "
+            "1 of the kernels here need a driver of CUDA 13.0 or later, this one is of CUDA "
             "12.4: " +
                 k_fwd + "; rlk-jit warm --cuda 12 makes them for it");
 }

@@ -86,7 +86,8 @@ def test_what_is_asked_for_is_compiled_and_no_more(cache):
         ({"models": "V=3,D=5", "tp": 2}, "expected a vocabulary that 2 shards divide, got 3"),
         ({"models": "V=3,D=5", "tp": 0}, "--tp"),
         ({"trace": "no/such"}, "trace: no/such: expected a file that RLK_TRACE has recorded"),
-        ({"trace": os.devnull}, "trace: expected the name of a kernel, found none"),
+        ({"trace": os.devnull}, "expected a regular file, got something else"),
+        ({"trace": __file__}, "trace: expected the name of a kernel, found none"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(change, message, cache):

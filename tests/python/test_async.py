@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """RLK_JIT=async: the generic kernel at once, the specialized one when it is compiled."""
 
+import os
+import signal
+
 import pytest
 from processes import run_python
 
@@ -82,6 +85,8 @@ def test_a_fork_passes_a_build_that_waits_for_its_turn(environment, policy, tmp_
         f"""
         import fcntl, threading, time
         call(51)
+        import rlk
+        assert rlk.jit.wait(60)
         waits, ends = os.pipe(), os.pipe()
         holder = os.fork()
         if holder == 0:  # as if it compiled everything
@@ -114,6 +119,52 @@ def test_a_fork_passes_a_build_that_waits_for_its_turn(environment, policy, tmp_
     )
     assert any("another process compiles" in line for line in ended.stderr)
     assert ended.report["compiles"] == ended.report["before"] + 1
+
+
+def test_a_fork_waits_for_what_is_compiled_not_for_what_is_queued(environment):
+    ended = run_python(
+        """
+        import rlk
+        for vocab in range(50, 90):
+            call(vocab)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        done = rlk.jit.cache_info().compiles
+        assert os.waitpid(child, 0)[1] == 0
+        assert rlk.jit.wait(60)
+        report(done=done)
+        """,
+        **environment,
+    )
+    assert ended.report["done"] < 40
+    assert ended.report["compiles"] == 40
+
+
+def test_a_process_that_waits_for_its_turn_may_end(environment, tmp_path):
+    ended = run_python(
+        f"""
+        import fcntl, signal, time
+        call(51)
+        import rlk
+        rlk.jit.wait()
+        waits = os.pipe()
+        holder = os.fork()
+        if holder == 0:
+            lock = os.open({str(tmp_path / ".lock")!r}, os.O_RDWR)
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+            os.closerange(1, 3)  # else whoever reads them would wait for this process
+            os.write(waits[1], b".")
+            signal.pause()
+        os.read(waits[0], 1)
+        call(52)
+        time.sleep(0.5)  # it waits by now
+        print(json.dumps(holder), flush=True)
+        """,
+        timeout=60,
+        **environment,
+    )
+    os.kill(ended.report, signal.SIGKILL)
 
 
 def test_wait_without_work_returns_at_once():

@@ -8,6 +8,7 @@
 #include "tests/support/temp_dir.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 
@@ -59,6 +60,23 @@ TEST_F(ManifestTest, OneThatIsNoGoodIsSaidAndReplaced) {
     add_to_manifest(store(), {"b"});
     EXPECT_EQ(read_manifest(folder_.path()), Names{"b"}) << text;
   }
+}
+
+TEST_F(ManifestTest, WhatIsNoFileOrVeryDeepIsNotUsed) {
+  const std::string path = folder_ / k_manifest_name;
+  const std::string deep(2'000'000, '[');
+  write(R"({"format": )" + deep + std::string(deep.size(), ']') + "}");
+  EXPECT_EQ(read_manifest(folder_.path()), Names());
+  std::filesystem::remove(path);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_EQ(read_manifest(folder_.path()), Names());
+  EXPECT_EQ(log_.num_lines(), 2) << log_.text();
+}
+
+TEST_F(ManifestTest, WhatIsGoneIsTrimmed) {
+  add_to_manifest(store(), {"linear_logp.fwd[x=bf16 V=7 D=8]@sm_90a", "of a newer rlk"});
+  trim_manifest(store());
+  EXPECT_EQ(read_manifest(folder_.path()), Names{"of a newer rlk"});
 }
 
 TEST_F(ManifestTest, AFolderThatIsGoneIsAnError) {

@@ -146,6 +146,15 @@ TEST_F(ModelShapeTest, DeepNestingEndsNothing) {
   EXPECT_EQ(refused(text), "expected a hidden_size (or n_embd, d_model), found none");
 }
 
+TEST_F(ModelShapeTest, ASizeThatIsNestedOrHuge) {
+  const std::string deep(1'000'000, '[');
+  EXPECT_EQ(
+      refused(R"({"hidden_size": 8, "vocab_size": )" + deep + std::string(deep.size(), ']') + "}"),
+      "vocab_size: expected a whole number from 1 to 2147483648, got an array");
+  EXPECT_EQ(refused(R"({"hidden_size": 8, "vocab_size": 1e400})"),
+            "expected JSON with numbers that a double can hold");
+}
+
 TEST_F(ModelShapeTest, NoSuchFile) {
   EXPECT_EQ(what<InvalidArgument>([] { read_model_shape("no/such"); }),
             "model: no/such: expected a config.json, a folder that holds one, or V=128256,D=4096; "

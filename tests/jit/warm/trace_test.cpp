@@ -10,6 +10,7 @@
 #include "tests/support/what.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <set>
@@ -71,6 +72,19 @@ TEST_F(TraceTest, AFileThatCannotBeWrittenIsSaidOnce) {
   for (const int vocab : {1, 2, 3}) trace.record(kernel(vocab));
   EXPECT_EQ(log_.num_lines(), 1) << log_.text();
   EXPECT_TRUE(log_.contains("RLK_TRACE"));
+}
+
+// They would be waited for, or read for ever.
+TEST_F(TraceTest, WhatIsNoFileIsRefused) {
+  ASSERT_EQ(::mkfifo(file_.c_str(), 0600), 0);
+  for (const std::string& file : {file_, folder_.path(), std::string("/dev/zero")}) {
+    log_.clear();
+    Trace trace(file);
+    for (const int vocab : {1, 2}) trace.record(kernel(vocab));
+    EXPECT_EQ(log_.num_lines(), 1) << log_.text();
+    EXPECT_NE(test::what<InvalidArgument>([&] { read_trace(file); }).find("regular file"),
+              std::string::npos);
+  }
 }
 
 TEST_F(TraceTest, LinesOfNoKernelAreLeftOutAndNamed) {
