@@ -141,8 +141,6 @@ class Dispatcher {
   // For `rlk-jit stats`; of a first call alone.
   void record(cache::UsageEvent event, const Specialization& spec, double ms = 0) const;
 
-  static std::atomic<Dispatcher*> instance_;
-
   Toolchain cpu_, cuda_;
   KernelTable table_;
 

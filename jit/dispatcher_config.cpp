@@ -18,6 +18,9 @@
 namespace rlk::jit {
 namespace {
 
+// Null before the first use.
+std::atomic<Dispatcher*> made_instance{nullptr};
+
 cache::StoreOptions store_options(const Settings& settings) {
   Layers layers = choose_layers(settings);
   // With RLK_JIT=off nothing is stored anywhere.
@@ -33,10 +36,8 @@ Dispatcher::Dispatcher(Config config, Toolchain cpu, Toolchain cuda)
   configure(std::move(config));
 }
 
-std::atomic<Dispatcher*> Dispatcher::instance_{nullptr};
-
 void Dispatcher::stop_instance() {
-  Dispatcher* dispatcher = instance_.load();
+  Dispatcher* dispatcher = made_instance.load();
   if (dispatcher == nullptr) return;
   dispatcher->is_ending_ = true;  // nor does anybody wait for another process any longer
   dispatcher->background_.stop();
@@ -52,7 +53,7 @@ Dispatcher& Dispatcher::instance() {
     auto* made = new Dispatcher(std::move(config), std::move(cpu), std::move(cuda));
     pthread_atfork([] { instance().lock_for_fork(); }, [] { instance().unlock_in_parent(); },
                    [] { instance().reset_in_child(); });
-    instance_ = made;
+    made_instance = made;
     return made;
   }();
   return *dispatcher;

@@ -14,8 +14,6 @@ namespace {
 constexpr std::size_t k_initial_slots = 1024;
 }
 
-KernelTable::Entry KernelTable::absent_;
-
 KernelTable::Held::~Held() {
   if (entry_ != nullptr) hazard_pointer().store(nullptr, std::memory_order_release);
 }

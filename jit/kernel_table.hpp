@@ -130,7 +130,7 @@ class KernelTable {
   void grow();
   void retire_surplus(std::size_t most);
 
-  static Entry absent_;
+  Entry absent_;  // stands for no entry
   std::atomic<Slots*> current_;
   std::atomic<std::int64_t> clock_{0};
   mutable std::mutex mutex_;  // guards what follows
