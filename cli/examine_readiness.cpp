@@ -143,11 +143,6 @@ void examine_readiness(const Context& context, const jit::Layers& layers, cache:
            {{"wanted", 0}}});
     }
   }
-  const auto is_cuda = [](Target target) { return backend(target) == Backend::cuda; };
-  if (cards.empty() && std::ranges::any_of(targets, is_cuda)) {
-    findings.push_back({"device", State::warn,
-                        fmt::format("none that could run kernels for {}", names_of(targets))});
-  }
   if (!cards.empty()) CardExamination(all_kernels(context), layers, machine).run(cards, findings);
 }
 

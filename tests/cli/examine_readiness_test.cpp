@@ -31,10 +31,6 @@ class ExamineReadinessTest : public CliTest {
   }
 
   Findings examine(int version, const KernelChoice& choice = {}) {
-    test::fake_cuda().capabilities = {{9, 0}};
-    return examine_as_it_is(version, choice);
-  }
-  Findings examine_as_it_is(int version, const KernelChoice& choice) {
     test::fake_cuda().version = version;
     Driver driver(RLK_FAKE_CUDA);
     jit::NvrtcCompiler nvrtc(
@@ -89,19 +85,6 @@ TEST_F(ExamineReadinessTest, WhatIsAskedForMustBeInAManifest) {
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].state, State::fail);
   EXPECT_EQ(findings[0].text, "no manifest lists any for sm_90a; rlk-jit warm writes one");
-}
-
-TEST_F(ExamineReadinessTest, KernelsForACardThatIsNotThereAreTold) {
-  test::fake_cuda().capabilities.clear();
-  store_kernel(k_fwd);
-  jit::add_to_manifest({.read_write = folder_}, {k_fwd});
-  KernelChoice choice;
-  choice.archs = {"sm_90a"};
-  const auto findings = examine_as_it_is(12080, choice);
-  ASSERT_EQ(findings.size(), 2u);
-  EXPECT_EQ(findings[0].state, State::good);
-  EXPECT_EQ(findings[1].state, State::warn);
-  EXPECT_EQ(findings[1].text, "none that could run kernels for sm_90a");
 }
 
 TEST_F(ExamineReadinessTest, ADriverTooOldForTheKernelsIsTold) {

@@ -232,6 +232,13 @@ HOSTILE = [
 ]
 
 
+def escaped(name: str) -> str:
+    """As rlk-jit shows marks that turn the order of a text round."""
+    return "".join(
+        c if c.isascii() else "".join(f"\\x{byte:02x}" for byte in c.encode()) for c in name
+    )
+
+
 def test_hostile_names_are_text(folder: Path, tmp_path: Path, browser: Browser) -> None:
     for name in HOSTILE:
         put(folder, kernel(name))
@@ -256,8 +263,9 @@ def test_hostile_names_are_text(folder: Path, tmp_path: Path, browser: Browser) 
     buttons = browser.run(
         "[...document.querySelectorAll('.kernel button')].map(one => one.textContent)"
     )
+    turned = "\u202eright to left\u2028line\u2029"
     for name in HOSTILE[:-1]:
-        assert name in buttons
+        assert (escaped(name) if name == turned else name) in buttons
     assert "op.fwd" in buttons
     assert "bell \\x07 and \\x1b[31m" in buttons
     assert sum(text == "(no name)" for text in buttons) == 3
