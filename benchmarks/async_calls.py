@@ -125,8 +125,7 @@ def main() -> None:
     title = (
         f"RLK_JIT=async, N={ROWS} D={DIM} V={VOCAB} float32, one thread, {options.rounds} rounds"
     )
-    columns = ["what", "value", "bar", "holds", "note"]
-    harness.print_table(title, columns, [figure.cells() for figure in found])
+    harness.print_figures(title, found)
     if options.json:
         harness.write_json(options.json, "async_calls", facts, {"rounds": rounds})
 

@@ -235,10 +235,8 @@ def main() -> int:
         figures.append(Figure("./dev test from a fresh clone", None, "min", 20, "--dev-test"))
 
     title = f"{facts['cpu']}, {options.threads} threads, {facts['arch']}"
-    columns = ["what", "measured", "bar", "reached", "note"]
-    harness.print_table(title, columns, [figure.cells() for figure in figures])
+    table = harness.print_figures(title, figures)
     if options.json:
-        table = [dict(zip(columns, figure.cells(), strict=True)) for figure in figures]
         harness.write_json(options.json, "figures", facts, {"table": table, "raw": raw})
     return int(any(figure.verdict == "no" for figure in figures))
 

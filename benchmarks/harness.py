@@ -236,6 +236,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     return None
 
 
+def print_figures(title: str, figures: Iterable[Figure]) -> list[dict[str, object]]:
+    """Each figure beside its bar, and the same table for JSON."""
+    columns = ["what", "measured", "bar", "reached", "note"]
+    rows = [figure.cells() for figure in figures]
+    print_table(title, columns, rows)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
 def _print_rich(
     title: str, columns: Sequence[str], cells: list[list[str]], right: list[bool]
 ) -> None:

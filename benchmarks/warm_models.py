@@ -88,8 +88,7 @@ def main() -> None:
         f"rlk-jit warm, {len(models)} models x {len(options.arch)} targets, forward, "
         f"{facts['cores']} cores, {options.rounds} rounds"
     )
-    columns = ["what", "value", "bar", "holds", "note"]
-    harness.print_table(title, columns, [figure.cells() for figure in found])
+    harness.print_figures(title, found)
     if options.json:
         harness.write_json(options.json, "warm_models", facts, {"rounds": rounds})
 

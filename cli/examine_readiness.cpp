@@ -4,12 +4,13 @@
 #include "cli/kernel_choice.hpp"
 #include "jit/build_key.hpp"
 #include "jit/warm/preload_list.hpp"
-#include "runtime/error.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <set>
+#include <span>
 
 namespace rlk::cli {
 namespace {
@@ -23,13 +24,10 @@ std::vector<std::string> folders_of(const jit::Layers& layers) {
 }
 
 std::string first_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), k_most_named); ++i) {
-    text += (text.empty() ? "" : ", ") + names[i];
-  }
-  return names.size() <= k_most_named
-             ? text
-             : fmt::format("{} and {} more", text, names.size() - k_most_named);
+  const std::span first(names.data(), std::min(names.size(), k_most_named));
+  const std::string text = fmt::format("{}", fmt::join(first, ", "));
+  if (first.size() == names.size()) return text;
+  return fmt::format("{} and {} more", text, names.size() - first.size());
 }
 
 // Kernels that are wanted, and those of them that no layer has, whoever compiled them.
@@ -86,11 +84,9 @@ class CardExamination {
            {{"needed", cuda_text(newest)}, {"kernels", too_new}}});
     }
     if (num_own == 0 && !others.empty()) {
-      std::string names;
-      for (const std::string& name : others) names += (names.empty() ? "" : ", ") + name;
       findings.push_back({"kernels",
                           State::warn,
-                          fmt::format("none for this card, only for {}", names),
+                          fmt::format("none for this card, only for {}", fmt::join(others, ", ")),
                           {{"targets", others}}});
     }
   }
@@ -101,24 +97,11 @@ class CardExamination {
   const CudaMachine& machine_;
 };
 
-std::vector<Target> card_targets(const Context& context, const CudaMachine& machine) {
-  std::vector<Target> targets;
-  if (machine.driver == nullptr) return targets;
-  try {
-    for (const auto& device : machine.driver->devices()) {
-      if (device.target) targets.push_back(context.settings.cuda_target.value_or(*device.target));
-    }
-  } catch (const DriverError&) {
-    // Told by examine_cuda.
-  }
-  return targets;
-}
-
 }  // namespace
 
 void examine_readiness(const Context& context, const jit::Layers& layers, cache::DiskStore& store,
                        const CudaMachine& machine, const KernelChoice& choice, Findings& findings) {
-  const auto cards = card_targets(context, machine);
+  const auto cards = card_targets(context.settings, machine.driver);
   const auto here = cards.empty() ? own_targets(context.settings) : cards;
   auto targets = named_targets(choice);
   if (!choice.models.empty()) {

@@ -4,7 +4,6 @@
 
 #include "jit/op.hpp"
 #include "jit/warm/warm.hpp"
-#include "runtime/cuda/driver.hpp"
 #include "runtime/error.hpp"
 #include "templates/registry.hpp"
 
@@ -72,18 +71,22 @@ std::vector<Target> named_targets(const KernelChoice& choice) {
   return named(choice.archs, "--arch", target_names());
 }
 
+std::vector<Target> card_targets(const Settings& settings, runtime::cuda::Driver* driver) {
+  std::vector<Target> targets;
+  if (driver == nullptr) return targets;
+  try {
+    for (const auto& device : driver->devices()) {
+      if (device.target) targets.push_back(settings.cuda_target.value_or(*device.target));
+    }
+  } catch (const DriverError&) {
+    // A driver without a card, or one that does not work.
+  }
+  return targets;
+}
+
 std::vector<Target> own_targets(const Settings& settings) {
   if (settings.cuda_target) return {*settings.cuda_target};
-  std::vector<Target> targets;
-  if (auto* driver = runtime::cuda::Driver::find()) {
-    try {
-      for (const auto& device : driver->devices()) {
-        if (device.target) targets.push_back(*device.target);
-      }
-    } catch (const DriverError&) {
-      // A driver without a card.
-    }
-  }
+  auto targets = card_targets(settings, runtime::cuda::Driver::find());
   const auto cpu = settings.cpu_target ? settings.cpu_target : host_cpu_target();
   if (targets.empty() && cpu) targets.push_back(*cpu);
   return targets;

@@ -4,6 +4,7 @@
 
 #include "jit/specialization.hpp"
 #include "jit/warm/model_shape.hpp"
+#include "runtime/cuda/driver.hpp"
 #include "runtime/settings.hpp"
 
 #include <string>
@@ -20,6 +21,9 @@ struct KernelChoice {
 
 // The targets that are named; none where none is. Throws InvalidArgument.
 std::vector<Target> named_targets(const KernelChoice& choice);
+
+// What the cards run, one a card; none without a driver.
+std::vector<Target> card_targets(const Settings& settings, runtime::cuda::Driver* driver);
 
 // What runs here: the cards' targets, else the processor's; what RLK_ARCH says goes before either.
 std::vector<Target> own_targets(const Settings& settings);

@@ -116,7 +116,7 @@ void Dispatcher::expect_no_capture(const OpCall& call, const Specialization& spe
 // A graph that holds the kernel may be replayed at any time.
 void Dispatcher::pin_if_captured(const OpCall& call, const Specialization& spec,
                                  const KernelTable::Held& variant) const {
-  if (variant.is_pinned()) return;
+  if (!variant.may_be_unloaded()) return;
   if (tools(spec).loader->is_capturing(call.device.index, call.stream)) variant.pin();
 }
 

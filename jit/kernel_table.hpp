@@ -67,7 +67,9 @@ class KernelTable {
     const Variant* operator->() const { return &entry_->variant; }
 
     // A pinned kernel is never unloaded: a captured graph may launch it at any time.
-    bool is_pinned() const { return entry_->is_pinned.load(std::memory_order_relaxed); }
+    bool may_be_unloaded() const {
+      return entry_->may_be_unloaded && !entry_->is_pinned.load(std::memory_order_relaxed);
+    }
     void pin() const { entry_->is_pinned = true; }
 
    private:

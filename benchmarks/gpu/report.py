@@ -223,10 +223,3 @@ def bit_figures(parts: Parts) -> list[Figure]:
         what = f"results with other bits, {words}"
         found.append(Figure(what, value, "", 0, f"{len(rows)} compared", strict=False))
     return found
-
-
-def print_figures(title: str, found: list[Figure]) -> list[dict[str, object]]:
-    """The table, and the same for JSON."""
-    columns = ["what", "measured", "bar", "reached", "note"]
-    harness.print_table(title, columns, [figure.cells() for figure in found])
-    return [dict(zip(columns, figure.cells(), strict=True)) for figure in found]

@@ -189,6 +189,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.print_parts(parts)
     card = parts.get("card", {}).get("card", "no card")
     title = f"{card}, torch {facts.get('torch', '?')}, {sum(seconds.values()):.0f} s"
-    content["table"] = report.print_figures(title, report.figures(parts, content["kernels"]))
+    content["table"] = harness.print_figures(title, report.figures(parts, content["kernels"]))
     harness.write_json(file, "linear_logp_cuda", facts, content)
     return int(any("failed" in part for part in parts.values()))
