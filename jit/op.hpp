@@ -39,6 +39,9 @@ struct ConstantDef {
   const char* symbol;                            // in the template: "kV"
   std::span<const std::string_view> words = {};  // names of the values 0, 1, ...; empty: a number
   bool may_be_run_time = true;                   // false: constant in the generic variant too
+
+  // An option: off (0) is no word and is left out of the text form.
+  constexpr bool is_option() const { return !words.empty() && words[0].empty(); }
 };
 
 struct Op {

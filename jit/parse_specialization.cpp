@@ -85,11 +85,12 @@ Target find_target(std::string_view text) {
 
 std::int64_t parse_value(const ConstantDef& constant, std::string_view text) {
   if (!constant.words.empty()) {
-    const auto word = std::ranges::find(constant.words, text);
-    if (word == constant.words.end()) {
-      fail(constant.label, one_of(constant.words, [](auto one) { return one; }), text);
+    const auto words = constant.words.subspan(constant.is_option() ? 1 : 0);
+    const auto word = std::ranges::find(words, text);
+    if (word == words.end()) {
+      fail(constant.label, one_of(words, [](auto one) { return one; }), text);
     }
-    return word - constant.words.begin();
+    return &*word - constant.words.data();
   }
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.begin(), text.end(), value);
@@ -127,8 +128,12 @@ Specialization parse_specialization(std::string_view name, std::span<const Op* c
   const Parts parts = cut(name);
   Specialization spec{
       &find_op(parts.op, ops), find_pass(parts.pass), find_target(parts.target), {}};
-  std::fill_n(spec.values.begin(), spec.op->constants.size(), k_run_time);
-  for (const std::string_view word : split(parts.constants, ' ')) {
+  const auto words = split(parts.constants, ' ');
+  const bool is_generic = std::ranges::find(words, k_generic) != words.end();
+  for (std::size_t i = 0; i < spec.op->constants.size(); ++i) {
+    spec.values[i] = spec.op->constants[i].is_option() && !is_generic ? 0 : k_run_time;
+  }
+  for (const std::string_view word : words) {
     if (!word.empty() && word != k_generic) parse_constant(word, spec);
   }
   for (std::size_t i = 0; i < spec.op->constants.size(); ++i) {

@@ -39,6 +39,7 @@ std::string Specialization::text() const {
       any_run_time_left = true;
       continue;
     }
+    if (constant.is_option() && values[i] == 0) continue;
     const bool joined = i > 0 && op->constants[i - 1].label == constant.label;
     constants += joined ? "x" : fmt::format("{}{}=", constants.empty() ? "" : " ", constant.label);
     constants += constant.words.empty() ? fmt::format("{}", values[i])

@@ -68,6 +68,11 @@ struct LinearLogpCudaArgs {
   LinearLogpCudaArray target;       // [num_rows] integers
   LinearLogpCudaArray temperature;  // [num_rows] floats or null: inverse_temperature for all
   float inverse_temperature;
+  // Kernels read these where kSoftcap, kLogitScale, kEntropy are not 0. Where one is -1: a softcap
+  // of 0 is none, a logit_scale of 1 changes nothing, partial_moment or grad_entropy null asks for
+  // no entropy.
+  float softcap, inverse_softcap;
+  float logit_scale;
   LinearLogpCudaArray mask;  // [num_rows] or null
   int has_ignore_index;
   long long ignore_index;
@@ -75,24 +80,27 @@ struct LinearLogpCudaArgs {
   float* logp;         // [num_rows]
   float* row_max;      // [num_rows]; null in a forward without backward
   float* row_log_sum;  // [num_rows]; likewise
+  float* entropy;      // [num_rows]; forward: or null; backward: read with grad_entropy
+  float* lse;          // [num_rows]; forward: or null
   DeviceError* error;
   const char* op;  // for `error`
 
   // Forward: active rows [first_row, first_row + strip_rows) at once.
   long long first_row, strip_rows;
-  float* partial_max;   // [leaves][strip_rows]
-  float* partial_sum;   // [leaves][strip_rows]
-  float* target_logit;  // [strip_rows]
+  float* partial_max;     // [leaves][strip_rows]
+  float* partial_sum;     // [leaves][strip_rows]
+  float* partial_moment;  // [leaves][strip_rows] sum of exp(z - max) * (z - max); entropy alone
+  float* target_logit;    // [strip_rows]
 
   // Tiles of a grid: rows fastest within groups of group_tiles rows of tiles, then columns, then
   // groups, so that what a group reads of the hidden matrix stays in the L2 cache.
   int group_tiles;
 
   // Backward. Values of active rows, made by the step grads.
-  LinearLogpCudaArray grad;  // [num_rows] upstream gradient
-  float* row_grad;           // [num_rows] grad * inverse temperature * 2^row_shift
-  int* row_shift;            // [num_rows] fp16: brings |row_grad| into [2^13, 2^14); else 0
-  int* call_shift;           // [1] the shift of the largest gradient of the call
+  LinearLogpCudaArray grad, grad_entropy, grad_lse;  // [num_rows] upstream gradients, or null
+  float* row_grad;  // [num_rows] grad * inverse temperature * 2^row_shift
+  int* row_shift;   // [num_rows] fp16: brings |row_grad| into [2^13, 2^14); else 0
+  int* call_shift;  // [1] the shift of the largest gradient of the call
   const void*
       hidden_shifted;  // hidden for grad_weight: packed, fp16 scaled by 2^(call - row shift)
   long long hidden_shifted_pitch;

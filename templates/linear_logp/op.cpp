@@ -13,10 +13,15 @@ namespace {
 // Words of the codes of CpuType in cpu_args.h, which are those of CUDA's templates too.
 constexpr std::string_view k_types[] = {"none", "f32", "bf16", "f16"};
 
+constexpr std::string_view k_off_on[] = {"", "yes"};
+
 constexpr jit::ConstantDef k_constants[] = {
     {"x", "kX", k_types, /*may_be_run_time=*/false},
     {"V", "kV"},
     {"D", "kD"},
+    {"softcap", "kSoftcap", k_off_on},
+    {"logit_scale", "kLogitScale", k_off_on},
+    {"entropy", "kEntropy", k_off_on},
 };
 
 std::span<const char* const> entries(jit::Pass pass, Backend backend) {
@@ -25,12 +30,18 @@ std::span<const char* const> entries(jit::Pass pass, Backend backend) {
   return LinearLogpBwdSteps::entries;
 }
 
+// Forward: entropy is asked for. Backward: it has a gradient.
+bool needs_entropy(const LinearLogpCall& call) {
+  return call.pass == jit::Pass::fwd ? call.entropy.present() : call.grad_entropy.present();
+}
+
 jit::Specialization specialize(const jit::OpCall& base, Target target) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
   return {call.op,
           call.pass,
           target,
-          {cpu_type(call.weight.dtype), call.weight.shape[0], call.weight.shape[1]}};
+          {cpu_type(call.weight.dtype), call.weight.shape[0], call.weight.shape[1],
+           call.softcap.has_value(), call.logit_scale != 1.0, needs_entropy(call)}};
 }
 
 int dynamic_shared_bytes(const jit::Specialization& spec) {
@@ -50,7 +61,6 @@ std::vector<jit::Specialization> generic_variants(Target target) {
   return variants;
 }
 
-// Options of a call are arguments of its kernel: one variant serves all.
 std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,
                                                 jit::Pass pass, Target target) {
   return {{&templates::linear_logp_op, pass, target, {cpu_type(dtype), shape.vocab, shape.hidden}}};

@@ -16,15 +16,20 @@ struct LinearLogpCall : jit::OpCall {
   Tensor bias;            // optional; hidden's dtype or float32
   Tensor temperature;     // optional, a floating type; else temperature_value
   double temperature_value = 1.0;
+  std::optional<double> softcap;  // above 0
+  double logit_scale = 1.0;
   Tensor mask;  // optional; bool, integer or float of 0 and 1
   std::optional<std::int64_t> ignore_index = -100;
 
   // Forward: written. Backward: read. float32 [...]. row_max and row_log_sum may be absent in the
   // forward.
   Tensor log_prob, row_max, row_log_sum;
+  // Forward: written where present. Backward: entropy is read with grad_entropy. float32 [...].
+  Tensor entropy, lse;
 
-  // Backward: grad_output float32 [...]; gradients that are absent are not computed.
-  Tensor grad_output;
+  // Backward: upstream gradients, floats [...]; those absent are 0. Gradients that are absent are
+  // not computed.
+  Tensor grad_output, grad_entropy, grad_lse;
   Tensor grad_hidden, grad_weight, grad_bias;
 };
 
