@@ -33,6 +33,9 @@ struct LaunchSettings {
   bool validate_sync = false;  // CUDA: look at the values of a call before its launch
 };
 
+// In the text form: an option that a kernel, not generic in all else, takes as an argument.
+inline constexpr std::string_view k_any = "any";
+
 // One constant of a template. Two neighbours of one label are shown as one: tile=14x2.
 struct ConstantDef {
   std::string_view label;                        // in the text form: "V"

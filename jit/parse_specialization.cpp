@@ -84,6 +84,7 @@ Target find_target(std::string_view text) {
 }
 
 std::int64_t parse_value(const ConstantDef& constant, std::string_view text) {
+  if (constant.is_option() && text == k_any) return k_run_time;
   if (!constant.words.empty()) {
     const auto words = constant.words.subspan(constant.is_option() ? 1 : 0);
     const auto word = std::ranges::find(words, text);

@@ -32,21 +32,22 @@ Specialization Specialization::generic() const {
 
 std::string Specialization::text() const {
   std::string constants;
+  const bool generic = is_generic();
   bool any_run_time_left = false;
   for (std::size_t i = 0; i < op->constants.size(); ++i) {
     const auto& constant = op->constants[i];
-    if (values[i] == k_run_time) {
-      any_run_time_left = true;
-      continue;
-    }
-    if (constant.is_option() && values[i] == 0) continue;
+    const bool is_run_time = values[i] == k_run_time;
+    any_run_time_left |= is_run_time;
+    // Nothing said is run time of a size, off of an option.
+    if (constant.is_option() ? values[i] == 0 || (is_run_time && generic) : is_run_time) continue;
     const bool joined = i > 0 && op->constants[i - 1].label == constant.label;
     constants += joined ? "x" : fmt::format("{}{}=", constants.empty() ? "" : " ", constant.label);
-    constants += constant.words.empty() ? fmt::format("{}", values[i])
-                                        : std::string(constant.words[values[i]]);
+    constants += is_run_time              ? std::string(k_any)
+                 : constant.words.empty() ? fmt::format("{}", values[i])
+                                          : std::string(constant.words[values[i]]);
   }
   return fmt::format("{}.{}[{}{}]@{}", op->name, name(pass), constants,
-                     any_run_time_left && is_generic() ? " generic" : "", rlk::name(target));
+                     any_run_time_left && generic ? " generic" : "", rlk::name(target));
 }
 
 }  // namespace rlk::jit
