@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entry points of linear_logp's forward; see kernel.cuh.
+// The main step of linear_logp's forward: tiles of logits, each reduced to a leaf's partials.
 #pragma once
 
-namespace rlk {
+#include "linear_logp/merge.cuh"
 
-constexpr int kMergeRows = 32;
-constexpr int kMergeSegments = 16;
+namespace rlk {
 
 // Maximum of a row over the lanes of a warp that share it.
 RLK_DEVICE float max_over_lanes(float x) {
@@ -20,9 +19,6 @@ RLK_DEVICE float sum_over_lanes(float x) {
   for (int lanes = 1; lanes < LogitsLoop::kRowLanes; lanes *= 2) x = x + shfl_xor(x, lanes);
   return x;
 }
-
-// A leaf of only -inf: take 0 as its maximum, so that terms are exp(-inf) = 0 and not NaN.
-RLK_DEVICE float base_of(float max) { return max == -infinity() ? 0.0f : max; }
 
 // The dot product with the target, of the rows whose target lies in this tile. Registers have no
 // index, so the thread that holds it looks it up in memory of its own, where the stages were.
@@ -100,29 +96,7 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
   }
 }
 
-RLK_DEVICE void report_target(const Args& a, Int64 row, Int64 id) {
-  DeviceError& error = *a.error;
-  // The first one of the device is kept.
-  if (atomicCAS(&error.state, DeviceError::kNone, DeviceError::kBeingWritten) != 0) return;
-  error.row = row;
-  error.id = id;
-  error.num_ids = vocab(a);
-  error.op = a.op;
-  __threadfence_system();
-  *const_cast<volatile unsigned*>(&error.state) = DeviceError::kIdOutOfRange;
-}
-
 }  // namespace rlk
-
-extern "C" __global__ void __launch_bounds__(1024)
-    rlk_linear_logp_fwd_rows(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
-  rlk::list_active_rows(a, true);
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-    rlk_linear_logp_fwd_pack(const __grid_constant__ rlk::LinearLogpCudaCopy copy) {
-  rlk::pack(copy);
-}
 
 extern "C" __global__ void __launch_bounds__(rlk::kLogitsTile.threads(), rlk::kLogitsTile.blocks)
     rlk_linear_logp_fwd_main(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
@@ -144,69 +118,4 @@ extern "C" __global__ void __launch_bounds__(rlk::kLogitsTile.threads(), rlk::kL
   find_target_dots(tile, s, target_dots);
   make_logits(tile, s);
   reduce_leaf(tile, a, s, target_dots);
-}
-
-// Merges a row's partials: segments of leaves ascending, then the segments in order.
-extern "C" __global__ void __launch_bounds__(rlk::kMergeRows* rlk::kMergeSegments)
-    rlk_linear_logp_fwd_merge(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
-  using namespace rlk;
-  __shared__ float segment_max[kMergeSegments][kMergeRows];
-  __shared__ float segment_sum[kMergeSegments][kMergeRows];
-  const int lane = threadIdx.x % kMergeRows, segment = threadIdx.x / kMergeRows;
-  const Int64 strip_row = Int64{blockIdx.x} * kMergeRows + lane;
-  const Int64 active = a.first_row + strip_row;
-  const bool real = strip_row < a.strip_rows && active < num_active(a);
-  const int leaves = static_cast<int>(ceil_div(vocab(a), kLinearLogpLeaf));
-  const int length = (leaves + kMergeSegments - 1) / kMergeSegments;
-  const int begin = segment * length;
-  const int count = real ? min(length, leaves - begin) : 0;
-  const float* const first_max = a.partial_max + begin * a.strip_rows + strip_row;
-  const float* const first_sum = a.partial_sum + begin * a.strip_rows + strip_row;
-
-  float max = -infinity();
-  // Four loads at once; beyond the segment's end they repeat its last leaf.
-#pragma unroll 1
-  for (int i = 0; i < count; i += 4) {
-#pragma unroll
-    for (int l = 0; l < 4; ++l) {
-      max = max_f32(max, first_max[min(i + l, count - 1) * a.strip_rows]);
-    }
-  }
-  segment_max[segment][lane] = max;
-  __syncthreads();
-#pragma unroll 4
-  for (int i = 0; i < kMergeSegments; ++i) max = max_f32(max, segment_max[i][lane]);
-  const float base = base_of(max);
-  float sum = 0.0f;
-#pragma unroll 1
-  for (int i = 0; i < count; i += 4) {
-#pragma unroll
-    for (int l = 0; l < 4; ++l) {
-      const Int64 at = min(i + l, count - 1) * a.strip_rows;
-      const float next = fma_rn(first_sum[at], exp_f32(first_max[at] - base), sum);
-      sum = i + l < count ? next : sum;
-    }
-  }
-  segment_sum[segment][lane] = sum;
-  __syncthreads();
-  if (segment != 0 || !real) return;
-#pragma unroll 5
-  for (int i = 1; i < kMergeSegments; ++i) sum = sum + segment_sum[i][lane];
-
-  const Int64 row = call_row(a, active);
-  const Int64 target = target_of(a, row);
-  // Without a list of rows some may have been computed that are not active.
-  if (!a.rows && !is_active(a, row, target)) return write_neutral(a, row);
-  const float log_sum = log_f32(sum);
-  float logp = nan();
-  if (target >= 0 && target < vocab(a)) {
-    logp = (a.target_logit[strip_row] - max) - log_sum;
-  } else {
-    report_target(a, row, target);
-    max = nan();  // the backward's gradients of the row too
-  }
-  a.logp[row] = logp;
-  if (!a.row_max) return;
-  a.row_max[row] = max;
-  a.row_log_sum[row] = log_sum;
 }
