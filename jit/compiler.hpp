@@ -37,10 +37,11 @@ struct CompileStats {
   double compile_ms = 0.0;
   int64_t code_bytes = -1;  // machine code alone
   int registers = -1;
-  int64_t shared_bytes = -1;   // static shared memory of a block
-  int64_t local_bytes = -1;    // stack frame
-  int64_t spilled_bytes = -1;  // NVRTC alone
-  int num_spills = -1;         // LLVM alone: registers written to the stack, by instruction
+  int64_t shared_bytes = -1;      // static shared memory of a block
+  int64_t local_bytes = -1;       // stack frame
+  int64_t spilled_bytes = -1;     // NVRTC alone
+  bool serializes_wgmma = false;  // NVRTC alone: each matrix product waits for the one before
+  int num_spills = -1;            // LLVM alone: registers written to the stack, by instruction
 };
 
 struct CompiledCode {

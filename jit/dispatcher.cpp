@@ -102,7 +102,7 @@ Target Dispatcher::target(const Device& device) const {
 
 LaunchSettings Dispatcher::launch_settings() const {
   return {workspace_bytes_.load(std::memory_order_relaxed),
-          validate_sync_.load(std::memory_order_relaxed)};
+          max_sms_.load(std::memory_order_relaxed), validate_sync_.load(std::memory_order_relaxed)};
 }
 
 void Dispatcher::expect_no_capture(const OpCall& call, const Specialization& spec) const {
@@ -179,6 +179,7 @@ KernelPtr Dispatcher::load(const Specialization& spec, const cache::Entry& entry
   auto kernel = std::make_shared<LoadedKernel>();
   kernel->name = spec.text();
   kernel->target = spec.target;
+  kernel->constants = spec.values;
   runtime::Loader& loader = *tools(spec).loader;
   loader.load(*kernel, entry.payload, spec.op->entries(spec.pass, backend(spec.target)));
   loader.prepare(*kernel, device);

@@ -149,6 +149,7 @@ class Dispatcher {
   std::atomic<int> cpu_target_{k_own_target}, cuda_target_{k_own_target};
   std::atomic<bool> specialize_{true}, validate_sync_{false};
   std::atomic<std::int64_t> workspace_bytes_{0};
+  std::atomic<int> max_sms_{0};
   std::atomic<int> max_kernels_{0};  // read as a kernel is loaded
 
   // Shared while stages 5 to 9 run. A fork waits for them: its child would find LLVM, the dynamic

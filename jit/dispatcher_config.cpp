@@ -114,6 +114,7 @@ void Dispatcher::configure(Config config) {
   specialize_ = config.specialize;
   validate_sync_ = config.settings.validate_sync;
   workspace_bytes_ = std::int64_t{config.settings.workspace_mib} << 20;
+  max_sms_ = config.settings.max_sms;
   max_kernels_ = config.settings.max_kernels;
 
   std::lock_guard lock(mutex_);

@@ -2,7 +2,7 @@
 // Which variant of which kernel: a value, compared and hashed on every call without allocation.
 #pragma once
 
-#include "runtime/target.hpp"
+#include "runtime/loaded_kernel.hpp"
 
 #include <array>
 #include <cstdint>
@@ -15,7 +15,6 @@ struct Op;
 enum class Pass : std::uint8_t { fwd, bwd };
 inline const char* name(Pass pass) { return pass == Pass::fwd ? "fwd" : "bwd"; }
 
-inline constexpr int k_max_constants = 12;
 inline constexpr std::int64_t k_run_time = -1;  // the kernel takes this one as an argument
 
 struct Specialization {

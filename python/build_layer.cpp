@@ -84,6 +84,10 @@ class Compiled final : public Origin {
       throw CompileError("{}: expected no spill and no stack frame, got {} and {} bytes",
                          spec.text(), stats.spilled_bytes, stats.local_bytes);
     }
+    if (stats.serializes_wgmma) {
+      throw CompileError("{}: expected wgmma instructions that overlap, got serialized ones",
+                         spec.text());
+    }
   }
 
   std::unique_ptr<jit::Compiler> compiler_;

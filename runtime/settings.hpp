@@ -22,6 +22,7 @@ inline constexpr int k_max_threads = 1024;
 
 inline constexpr int k_max_workspace_mib = 1 << 20;
 inline constexpr int k_max_max_kernels = 1 << 20;
+inline constexpr int k_max_max_sms = 1 << 20;
 
 struct Settings {
   Policy policy = Policy::sync;          // RLK_JIT
@@ -37,6 +38,7 @@ struct Settings {
   std::optional<std::string> dump_dir;    // RLK_DUMP_DIR: sources that CUDA's compiler refused
   bool validate_sync = false;             // RLK_VALIDATE: CUDA, values are checked before a launch
   int workspace_mib = 512;                // RLK_WORKSPACE_MIB: CUDA, of a backward, about
+  int max_sms = 0;                        // CUDA: that a persistent kernel takes; 0: all
   int max_kernels = 256;                  // RLK_MAX_KERNELS: specialized ones loaded at once
   std::filesystem::path package_folder;   // holds librlk_llvm.so and builtin/; beside this code
 };

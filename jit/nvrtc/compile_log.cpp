@@ -32,6 +32,10 @@ std::int64_t spilled_bytes(std::string_view log) {
   return most;
 }
 
+bool serializes_wgmma(std::string_view log) {
+  return log.find("wgmma.mma_async instructions are serialized") != log.npos;
+}
+
 bool set_ptx_version(std::vector<std::byte>& ptx) {
   const std::string_view text(reinterpret_cast<const char*>(ptx.data()), ptx.size());
   constexpr std::string_view directive = "\n.version ";

@@ -14,6 +14,10 @@ namespace rlk::jit {
 // speak of spills.
 std::int64_t spilled_bytes(std::string_view log);
 
+// Whether ptxas says that it lets wgmma instructions wait for each other (its messages C7506 and
+// on), which makes a kernel several times slower.
+bool serializes_wgmma(std::string_view log);
+
 // Sets PTX's `.version` line to 7.4, so that older drivers take it. False if there is none.
 bool set_ptx_version(std::vector<std::byte>& ptx);
 

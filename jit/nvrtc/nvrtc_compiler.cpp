@@ -213,6 +213,7 @@ CompiledCode NvrtcCompiler::compile(const CompileRequest& request) {
     // A form that is not known is no reason to refuse the code: its numbers stay unknown.
     if (kernels) read_stats(request, *kernels, compiled.stats);
     compiled.stats.spilled_bytes = spilled_bytes(output.log);
+    compiled.stats.serializes_wgmma = serializes_wgmma(output.log);
   }
   compiled.stats.compile_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();

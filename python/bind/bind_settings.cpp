@@ -18,17 +18,18 @@
 namespace rlk::bind {
 namespace {
 
-int number(const char* name, int value, int most) {
-  if (value >= 1 && value <= most) return value;
-  throw InvalidArgument("configure: {}: expected a whole number from 1 to {}, got {}", name, most,
-                        value);
+int number(const char* name, int value, int most, int least = 1) {
+  if (value >= least && value <= most) return value;
+  throw InvalidArgument("configure: {}: expected a whole number from {} to {}, got {}", name, least,
+                        most, value);
 }
 
 void configure(const std::optional<std::string>& policy, const std::optional<std::string>& arch,
                const std::optional<std::filesystem::path>& cache_dir,
                const std::optional<int>& num_threads, const std::optional<std::string>& log,
                const std::optional<bool>& specialize, const std::optional<std::string>& validate,
-               const std::optional<int>& workspace_mib, const std::optional<int>& max_kernels) {
+               const std::optional<int>& workspace_mib, const std::optional<int>& max_kernels,
+               const std::optional<int>& max_sms) {
   auto& dispatcher = jit::Dispatcher::instance();
   jit::Config config = dispatcher.config();
   if (policy) config.settings.policy = policy_named(*policy, "configure: policy");
@@ -43,6 +44,7 @@ void configure(const std::optional<std::string>& policy, const std::optional<std
     settings.workspace_mib = number("workspace_mib", *workspace_mib, k_max_workspace_mib);
   }
   if (max_kernels) settings.max_kernels = number("max_kernels", *max_kernels, k_max_max_kernels);
+  if (max_sms) settings.max_sms = number("max_sms", *max_sms, k_max_max_sms, 0);
   if (log) {  // last, for it takes effect here
     set_log_level(*log, "configure: log");
     config.settings.log_level = *log;
@@ -100,6 +102,7 @@ py::dict settings() {
   result["validate"] = config.settings.validate_sync ? "sync" : "async";
   result["workspace_mib"] = config.settings.workspace_mib;
   result["max_kernels"] = config.settings.max_kernels;
+  result["max_sms"] = config.settings.max_sms;
   for (const auto& layer : jit::Dispatcher::instance().store()->layers()) {
     if (!layer.layer.read_write) continue;
     const std::string& folder = layer.layer.folder;  // any bytes, as os.fsdecode takes them
@@ -114,7 +117,7 @@ py::dict settings() {
 void bind_settings(py::module_& module) {
   module.def("configure", configure, py::arg("policy"), py::arg("arch"), py::arg("cache_dir"),
              py::arg("num_threads"), py::arg("log"), py::arg("specialize"), py::arg("validate"),
-             py::arg("workspace_mib"), py::arg("max_kernels"));
+             py::arg("workspace_mib"), py::arg("max_kernels"), py::arg("max_sms"));
   module.def("check_errors", check_errors);
   module.def("wait", wait);
   // Before the interpreter ends: libraries that a compile uses are destroyed after that.

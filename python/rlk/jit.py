@@ -250,6 +250,7 @@ def configure(
     validate: str | None = None,
     workspace_mib: int | None = None,
     max_kernels: int | None = None,
+    max_sms: int | None = None,
 ) -> None:
     """Change settings of this process; what is None stays as it is.
 
@@ -270,6 +271,8 @@ def configure(
         max_kernels: specialized kernels that are loaded at once; beyond it the least recently
             used is unloaded and, when it is called again, loaded from the cache. Kernels of a
             captured CUDA graph stay. Environment: RLK_MAX_KERNELS.
+        max_sms: multiprocessors that a persistent CUDA kernel takes, so that others are left for
+            communication; 0: all. Results do not depend on it.
 
     Raises:
         rlk.InvalidArgument: a value that the setting cannot have.
@@ -280,9 +283,19 @@ def configure(
     """
     _expect(str, policy=policy, arch=arch, log=log, validate=validate)
     _expect(int, num_threads=num_threads, workspace_mib=workspace_mib, max_kernels=max_kernels)
+    _expect(int, max_sms=max_sms)
     _expect(bool, specialize=specialize)
     _core.configure(
-        policy, arch, cache_dir, num_threads, log, specialize, validate, workspace_mib, max_kernels
+        policy,
+        arch,
+        cache_dir,
+        num_threads,
+        log,
+        specialize,
+        validate,
+        workspace_mib,
+        max_kernels,
+        max_sms,
     )
 
 

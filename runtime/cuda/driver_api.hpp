@@ -90,6 +90,11 @@ enum class JitOption : int { error_log = 5, error_log_bytes = 6 };
   X(mem_free_async, cuMemFreeAsync, (std::uint64_t address, Stream))                          \
   X(memset_d8_async, cuMemsetD8Async,                                                         \
     (std::uint64_t address, unsigned char value, std::size_t bytes, Stream))                  \
+  X(tensor_map_encode_tiled, cuTensorMapEncodeTiled,                                          \
+    (void* map, int element_type, unsigned rank, void* address, const std::uint64_t* sizes,   \
+     const std::uint64_t* strides_bytes, const std::uint32_t* box,                            \
+     const std::uint32_t* element_strides, int interleave, int swizzle, int l2_promotion,     \
+     int fill))                                                                               \
   X(event_create, cuEventCreate, (Event*, unsigned flags))                                    \
   X(event_destroy, cuEventDestroy, (Event))                                                   \
   X(event_record, cuEventRecord, (Event, Stream))                                             \

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/cuda/device_error.h"
+#include "common/cuda/tensor_map.h"
 
 namespace rlk {
 
@@ -36,6 +37,22 @@ constexpr LinearLogpCudaTile linear_logp_cuda_gradient_tile(int x, int shared_li
          : shared_limit >= 163 << 10 ? LinearLogpCudaTile{256, 128, 64, 3, 4, 2, 1}
                                      : LinearLogpCudaTile{256, 128, 64, 2, 4, 2, 1};
 }
+
+// The sm_90a loop, of 16-bit types: tiles one leaf wide (common/cuda/loop_sm90.cuh). Values of
+// kTile; results do not depend on it.
+struct LinearLogpSm90Tile {
+  const char* name;
+  int rows, stages;
+  bool ping_pong, dynamic;
+  constexpr int shared_bytes() const { return (rows + kLinearLogpLeaf) * 64 * stages * 2; }
+};
+constexpr LinearLogpSm90Tile kLinearLogpSm90Tiles[] = {
+    {"", 128, 5, true, true},
+    {"64-dynamic", 64, 6, true, true},
+    {"64-static", 64, 6, true, false},
+    {"128-static", 128, 5, true, false},
+    {"256-cooperative", 256, 3, false, true},
+};
 
 // Array of one value a row (or column of vocabulary); strides count elements and may be 0.
 struct LinearLogpCudaArray {
@@ -92,6 +109,8 @@ struct LinearLogpCudaArgs {
   float* partial_moment;  // [leaves][strip_rows] sum of exp(z - max) * (z - max); entropy alone
   float* target_logit;    // [strip_rows]
 
+  unsigned* next_tile;  // sm_90a: counter of the launch, 0 before it
+
   // Tiles of a grid: rows fastest within groups of group_tiles rows of tiles, then columns, then
   // groups, so that what a group reads of the hidden matrix stays in the L2 cache.
   int group_tiles;
@@ -120,6 +139,13 @@ struct LinearLogpCudaArgs {
   long long grad_bias_stride;
 };
 
+// Argument of the forward's main step besides; read by the loop of sm_90a alone.
+struct LinearLogpCudaMaps {
+  // Active rows: where all are active those of the call, else copied side by side.
+  TensorMap hidden, gathered;
+  TensorMap weight;
+};
+
 // Arguments of the step pack: copies rows of any strides into aligned, zero-padded ones. Element
 // (r, c) of the copy is at `to + r * pitch + c`; r counts the leading axes in row-major order.
 constexpr int kLinearLogpCudaAxes = 8;
@@ -130,9 +156,10 @@ struct LinearLogpCudaCopy {
   long long col_stride;
   int num_axes;  // leading axes; sizes[i] and strides[i], outermost first
   long long sizes[kLinearLogpCudaAxes], strides[kLinearLogpCudaAxes];
-  int element_bytes;            // 1, 2, 4 or 8
+  int element_bytes;            // 1, 2, 4, 8, or 16 of aligned rows
   const long long* rows;        // copy row rows[i] to row i, i < *num_active; null: every row
   const long long* num_active;  // null with rows
+  int skipped_if_all;           // nothing is copied where all rows are active
 };
 
 }  // namespace rlk

@@ -10,12 +10,12 @@
 namespace rlk {
 namespace {
 
-constexpr Int64 k_strip_bytes = Int64{64} << 20;  // of partials, at most
+constexpr Int64 k_strip_bytes = Int64{56} << 20;  // of partials, at most
 
 class Planner {
  public:
-  Planner(Arena& arena, const LinearLogpCall& call, const LinearLogpCudaTile& logits)
-      : arena_(arena), call_(call), logits_(logits), compacts_(compacts(call, logits)) {
+  Planner(Arena& arena, const LinearLogpCall& call, const CudaLoop& loop)
+      : arena_(arena), call_(call), loop_(loop), compacts_(compacts(call, loop)) {
     plan_.element_bytes = static_cast<int>(size_bytes(call.hidden.dtype));
     unit_ = 16 / plan_.element_bytes;
     args().vocab = call.weight.shape[0];
@@ -31,14 +31,14 @@ class Planner {
     args().row_log_sum = floats(call_.row_log_sum);
     if (args().num_rows == 0) return plan_;
     const Int64 leaves = ceil_div(args().vocab, kLinearLogpLeaf);
-    const Int64 strip_bytes = std::min(k_strip_bytes, workspace_bytes);
-    const Int64 most = strip_bytes / (leaves * 8) / logits_.rows * logits_.rows;
-    const Int64 strip =
-        std::min(std::max<Int64>(logits_.rows, most), round_up(args().num_rows, logits_.rows));
+    const Int64 strip = strip_rows(std::min(k_strip_bytes, workspace_bytes) / (leaves * 8));
     args().strip_rows = strip;
     args().partial_max = arena_.take<float>(leaves * strip);
     args().partial_sum = arena_.take<float>(leaves * strip);
     args().target_logit = arena_.take<float>(strip);
+    if (loop_.is_dynamic) {
+      args().next_tile = arena_.take<unsigned>(ceil_div(args().num_rows, strip));
+    }
     return plan_;
   }
 
@@ -65,10 +65,24 @@ class Planner {
   }
 
  private:
-  // Whether active rows are listed first. A forward of one row of tiles costs the same without.
-  static bool compacts(const LinearLogpCall& call, const LinearLogpCudaTile& logits) {
+  // Whether active rows are listed first. A forward of few rows reads all of the weight in any
+  // case, so it costs the same without.
+  static bool compacts(const LinearLogpCall& call, const CudaLoop& loop) {
     if (!call.mask.present() && !call.ignore_index) return false;
-    return call.pass == jit::Pass::bwd || call.target.num_elements() > logits.rows;
+    return call.pass == jit::Pass::bwd ||
+           call.target.num_elements() > (loop.is_sm90 ? 256 : loop.rows);
+  }
+
+  // Strips of like size and at most `most` rows: whole groups of tiles where one fits.
+  Int64 strip_rows(Int64 most) const {
+    const Int64 rows = plan_.args.num_rows, tile = loop_.rows;
+    most = std::max(most / tile * tile, tile);
+    if (rows <= most) return round_up(rows, tile);
+    const Int64 group =
+        tile * linear_logp_group_tiles(loop_.rows, args_dim() * plan_.element_bytes);
+    const Int64 unit = group <= most ? group : tile;
+    const Int64 num_strips = ceil_div(rows, most / unit * unit);
+    return round_up(ceil_div(rows, num_strips), unit);
   }
 
   LinearLogpCudaArgs& args() { return plan_.args; }
@@ -92,8 +106,22 @@ class Planner {
       made.num_rows *= tensor.shape[axis];
     }
     made.element_bytes = static_cast<int>(size_bytes(tensor.dtype));
-    made.to = arena_.take_bytes(made.num_rows * pitch * made.element_bytes);
-    return made.to;
+    void* const to = made.to = arena_.take_bytes(made.num_rows * pitch * made.element_bytes);
+    widen(made);
+    return to;
+  }
+
+  // Moves 16 bytes at a time where rows are made of such.
+  static void widen(LinearLogpCudaCopy& copy) {
+    const Int64 unit = 16 / copy.element_bytes;
+    bool is_whole = copy.col_stride == 1 && copy.num_cols % unit == 0 && copy.pitch % unit == 0 &&
+                    reinterpret_cast<std::uintptr_t>(copy.from) % 16 == 0;
+    for (int axis = 0; axis < copy.num_axes; ++axis) is_whole &= copy.strides[axis] % unit == 0;
+    if (!is_whole) return;
+    for (int axis = 0; axis < copy.num_axes; ++axis) copy.strides[axis] /= unit;
+    copy.num_cols /= unit;
+    copy.pitch /= unit;
+    copy.element_bytes = 16;
   }
 
   // A value a row, by its one stride or as a copy.
@@ -125,7 +153,9 @@ class Planner {
   }
 
   // Rows contiguous, at addresses of whole 16 bytes, of whole 16 bytes.
-  bool is_aligned(const Tensor& matrix, Int64 row_stride) const {
+  bool is_aligned(const Tensor& matrix, Int64 num_rows, Int64 row_stride) const {
+    // A tensor map has no stride backwards.
+    if (loop_.is_sm90 && num_rows > 1 && row_stride < 0) return false;
     return matrix.strides[matrix.rank - 1] == 1 && row_stride % unit_ == 0 &&
            args_dim() % unit_ == 0 && reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
   }
@@ -136,21 +166,34 @@ class Planner {
     const Int64 pitch = round_up(args().dim, unit_);
     const auto leading = static_cast<std::size_t>(hidden.rank - 1);
     const auto stride = flat_stride(hidden.dims().first(leading), hidden.steps().first(leading));
-    // The backward's products read hidden's rows as they lie, so there active ones are gathered.
-    const bool gather = call_.pass == jit::Pass::bwd && compacts_;
-    if (stride && is_aligned(hidden, *stride) && !gather) {
+    const Int64 num_rows = args().num_rows;
+    const bool in_place = stride && is_aligned(hidden, num_rows, *stride);
+    // The backward's products and tensor maps read hidden's rows as they lie, so active ones are
+    // gathered.
+    const bool gathers = compacts_ && (call_.pass == jit::Pass::bwd || loop_.is_sm90);
+    if (in_place) {
       args().hidden = hidden.data;
       args().hidden_pitch = *stride;
-    } else {
-      args().hidden =
-          copy(hidden, hidden.rank - 1, args().dim, hidden.strides[hidden.rank - 1], pitch);
-      args().hidden_pitch = pitch;
-      args().hidden_packed = 1;
-      plan_.copies[plan_.num_copies - 1].rows = args().rows;
-      plan_.copies[plan_.num_copies - 1].num_active = args().num_active;
     }
+    if (!in_place || gathers) {
+      const void* const copied =
+          copy(hidden, hidden.rank - 1, args().dim, hidden.strides[hidden.rank - 1], pitch);
+      LinearLogpCudaCopy& made = plan_.copies[plan_.num_copies - 1];
+      made.rows = args().rows;
+      made.num_active = args().num_active;
+      plan_.gathered = {copied, num_rows, args().dim, pitch};
+      if (in_place && loop_.is_sm90) {
+        made.skipped_if_all = 1;
+      } else {
+        args().hidden = copied;
+        args().hidden_pitch = pitch;
+        args().hidden_packed = 1;
+      }
+    }
+    plan_.hidden = {args().hidden, num_rows, args().dim, args().hidden_pitch};
+    if (in_place && !gathers) plan_.gathered = plan_.hidden;
     const Int64 weight_stride = args().vocab == 1 ? 0 : weight.strides[0];
-    if (is_aligned(weight, weight_stride)) {
+    if (is_aligned(weight, args().vocab, weight_stride)) {
       args().weight = weight.data;
       args().weight_pitch = weight_stride;
     } else {
@@ -198,7 +241,7 @@ class Planner {
 
   Arena& arena_;
   const LinearLogpCall& call_;
-  const LinearLogpCudaTile& logits_;
+  const CudaLoop& loop_;
   // Pointers cannot tell: they are null while bytes are counted.
   const bool compacts_;
   Int64 unit_ = 8;  // elements in 16 bytes
@@ -207,9 +250,13 @@ class Planner {
 
 }  // namespace
 
-CudaPlan plan_linear_logp_cuda(Arena& arena, const LinearLogpCall& call,
-                               const LinearLogpCudaTile& logits, Int64 workspace_bytes) {
-  Planner planner(arena, call, logits);
+int linear_logp_group_tiles(int tile_rows, Int64 row_bytes) {
+  return static_cast<int>(std::max<Int64>(1, (Int64{16} << 20) / (tile_rows * row_bytes)));
+}
+
+CudaPlan plan_linear_logp_cuda(Arena& arena, const LinearLogpCall& call, const CudaLoop& loop,
+                               Int64 workspace_bytes) {
+  Planner planner(arena, call, loop);
   if (call.pass == jit::Pass::fwd) return planner.forward(workspace_bytes);
   return planner.backward(workspace_bytes);
 }

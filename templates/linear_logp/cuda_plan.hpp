@@ -2,6 +2,7 @@
 // The arguments of linear_logp's CUDA kernels, and where in the workspace each array lies.
 #pragma once
 
+#include "runtime/cuda/tensor_map.hpp"
 #include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/op.hpp"
 
@@ -68,13 +69,26 @@ struct CudaPlan {
     return {copies.data() + num_row_copies, num_copies - num_row_copies};
   }
 
+  // Forward by the loop of sm_90a: hidden as it lies and its active rows side by side.
+  runtime::cuda::MatrixView hidden, gathered;
+
   std::array<LinearLogpCudaCopy, 6> copies{};  // target, mask, temperature, grad; hidden, weight
   std::size_t num_row_copies = 0, num_copies = 0;
 };
 
+// The products of a call: rows of a tile of logits, and whether they are the forward's by the loop
+// of sm_90a, which reads matrices by tensor maps and cannot gather.
+struct CudaLoop {
+  int rows = 0;
+  bool is_sm90 = false, is_dynamic = false;
+};
+
 // Everything but error, op and what changes from launch to launch. `workspace_bytes` bounds the
 // strip of a forward and the wave of a backward; the copies that strides ask for come on top.
-CudaPlan plan_linear_logp_cuda(Arena& arena, const LinearLogpCall& call,
-                               const LinearLogpCudaTile& logits, Int64 workspace_bytes);
+CudaPlan plan_linear_logp_cuda(Arena& arena, const LinearLogpCall& call, const CudaLoop& loop,
+                               Int64 workspace_bytes);
+
+// Rows of tiles that a group has: what it reads of the hidden matrix stays in the L2 cache.
+int linear_logp_group_tiles(int tile_rows, Int64 row_bytes);
 
 }  // namespace rlk

@@ -96,11 +96,7 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
   }
 }
 
-}  // namespace rlk
-
-extern "C" __global__ void __launch_bounds__(rlk::kLogitsTile.threads(), rlk::kLogitsTile.blocks)
-    rlk_linear_logp_fwd_main(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
-  using namespace rlk;
+RLK_DEVICE void forward_main(const Args& a) {
   const Int64 col_tiles = ceil_div(vocab(a), kLinearLogpLeaf);
   const TilePosition at =
       tile_position(ceil_div(a.strip_rows, kLogitsTile.rows), col_tiles, a.group_tiles);
@@ -119,3 +115,5 @@ extern "C" __global__ void __launch_bounds__(rlk::kLogitsTile.threads(), rlk::kL
   make_logits(tile, s);
   reduce_leaf(tile, a, s, target_dots);
 }
+
+}  // namespace rlk

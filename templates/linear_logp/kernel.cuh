@@ -10,21 +10,24 @@
 //   kX             type of hidden and weight: 1 fp32, 2 bf16, 3 fp16; never -1
 //   kV             vocabulary size, or -1: run-time vocab
 //   kD             hidden size, or -1: run-time dim
+//   kTile          sm_90a and 16 bits: index of kLinearLogpSm90Tiles, or -1: the first
 // Macros:
 //   RLK_BACKWARD      1 gives the entries of the backward, 0 those of the forward
 //   RLK_SHARED_LIMIT  most shared bytes that a block of the target may have
 //
 // Steps in launch order, each one argument by value: LinearLogpCudaCopy for pack,
-// LinearLogpCudaArgs for all others. "tiles" is a grid of ceil(rows / tile.rows) * ceil(cols /
-// tile.cols) blocks of tile.threads() with tile.shared_bytes() of dynamic shared memory
-// (cuda_args.h); other steps have none. Steps with "if" are left out otherwise.
+// LinearLogpCudaArgs for all others, and LinearLogpCudaMaps after it for fwd_main. "tiles" is a
+// grid of ceil(rows / tile.rows) * ceil(cols / tile.cols) blocks of tile.threads() with
+// tile.shared_bytes() of dynamic shared memory (cuda_args.h); other steps have none. Steps with
+// "if" are left out otherwise.
 //
 //   forward                       grid                     if
 //     rlk_linear_logp_fwd_rows      1 x 1024                 a mask or ignore_index is given (may
 //                                                            be left out: every row is computed)
 //     rlk_linear_logp_fwd_pack      any x 256                an operand or row array needs a copy
 //     for each strip of rows:
-//     rlk_linear_logp_fwd_main      logits tiles of the strip x vocab
+//     rlk_linear_logp_fwd_main      logits tiles of the strip x vocab; sm_90a, 16 bits: any x 384,
+//                                   kLinearLogpSm90Tiles[kTile].shared_bytes() dynamic
 //     rlk_linear_logp_fwd_merge     ceil(strip_rows / 32) x 512
 //   backward
 //     rlk_linear_logp_bwd_rows      1 x 1024                 as above
@@ -46,4 +49,20 @@
 #include "linear_logp/backward.cuh"
 #else
 #include "linear_logp/forward.cuh"
+#include "linear_logp/forward_sm90.cuh"
+
+namespace rlk {
+constexpr int kMainThreads = kUsesSm90Loop ? Sm90Loop::kThreads : kLogitsTile.threads();
+constexpr int kMainBlocks = kUsesSm90Loop ? 1 : kLogitsTile.blocks;
+}  // namespace rlk
+
+extern "C" __global__ void __launch_bounds__(rlk::kMainThreads, rlk::kMainBlocks)
+    rlk_linear_logp_fwd_main(const __grid_constant__ rlk::LinearLogpCudaArgs a,
+                             const __grid_constant__ rlk::LinearLogpCudaMaps maps) {
+  if constexpr (rlk::kUsesSm90Loop) {
+    rlk::forward_main_sm90(a, maps);
+  } else {
+    rlk::forward_main(a);
+  }
+}
 #endif

@@ -10,6 +10,7 @@
 #include "templates/linear_logp/validate_cuda.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace rlk {
 namespace {
@@ -45,9 +46,10 @@ class Queue {
         driver_(driver) {}
 
   template <class Args>
-  void step(int step, Int64 blocks, int threads, const Args& args, int shared_bytes = 0) {
+  void step(int step, Int64 blocks, int threads, const Args& args, int shared_bytes = 0,
+            const LinearLogpCudaMaps* maps = nullptr) {
     if (blocks == 0) return;
-    void* arguments[] = {const_cast<Args*>(&args)};
+    void* arguments[] = {const_cast<Args*>(&args), const_cast<LinearLogpCudaMaps*>(maps)};
     entry(kernel_, step)
         .launch(device_, stream_,
                 {{static_cast<unsigned>(blocks)},
@@ -62,12 +64,14 @@ class Queue {
     }
   }
   void zero(const Tensor& tensor) {
-    const auto bytes = static_cast<std::size_t>(tensor.num_elements()) * size_bytes(tensor.dtype);
+    zero(tensor.data, static_cast<std::size_t>(tensor.num_elements()) * size_bytes(tensor.dtype));
+  }
+  void zero(void* data, std::size_t bytes) {
     if (bytes == 0) return;
     const DeviceGuard guard(driver_, device_);
-    driver_.check(driver_.table().memset_d8_async(reinterpret_cast<std::uint64_t>(tensor.data), 0,
-                                                  bytes, stream_),
-                  "cuMemsetD8Async");
+    driver_.check(
+        driver_.table().memset_d8_async(reinterpret_cast<std::uint64_t>(data), 0, bytes, stream_),
+        "cuMemsetD8Async");
   }
 
  private:
@@ -77,9 +81,9 @@ class Queue {
   Driver& driver_;
 };
 
-// Rows of tiles that a group has: what it reads of the hidden matrix stays in the L2 cache.
-int group_of_logits(const LinearLogpCudaTile& tile, Int64 row_bytes) {
-  return static_cast<int>(std::max<Int64>(1, (Int64{16} << 20) / (tile.rows * row_bytes)));
+// Tile of the loop of sm_90a that the kernel was compiled for.
+const LinearLogpSm90Tile& sm90_tile(const LoadedKernel& kernel) {
+  return kLinearLogpSm90Tiles[std::max<Int64>(kernel.constants[k_linear_logp_tile], 0)];
 }
 
 bool writes_nothing(const LinearLogpCall& call) {
@@ -87,18 +91,46 @@ bool writes_nothing(const LinearLogpCall& call) {
   return !call.grad_hidden.present() && !call.grad_weight.present() && !call.grad_bias.present();
 }
 
-void launch_fwd(Queue& queue, CudaPlan& plan, const LinearLogpCudaTile& tile) {
+// The forward's main step: its tiles, and for the loop of sm_90a the matrices.
+struct MainStep {
+  int rows, threads, shared_bytes;
+  Int64 most_blocks = std::numeric_limits<Int64>::max();
+  LinearLogpCudaMaps maps{};
+};
+
+MainStep main_step_sm90(Driver& driver, const LinearLogpCall& call, const CudaPlan& plan,
+                        const LinearLogpSm90Tile& tile, int max_sms) {
+  const int num_sms = driver.device(call.device.index).num_sms;
+  MainStep main{tile.rows, 384, tile.shared_bytes(),
+                max_sms > 0 ? std::min(max_sms, num_sms) : num_sms};
+  const auto& args = plan.args;
+  const DType dtype = call.hidden.dtype;
+  make_tensor_map(&main.maps.hidden, driver, dtype, plan.hidden, tile.rows);
+  make_tensor_map(&main.maps.gathered, driver, dtype, plan.gathered, tile.rows);
+  make_tensor_map(&main.maps.weight, driver, dtype,
+                  {args.weight, args.vocab, args.dim, args.weight_pitch}, kLinearLogpLeaf);
+  return main;
+}
+
+void launch_fwd(Queue& queue, CudaPlan& plan, const MainStep& main) {
   auto& args = plan.args;
   queue.pack(k_fwd_pack, plan.row_copies());
   if (args.rows != nullptr) queue.step(k_fwd_rows, 1, 1024, args);
   queue.pack(k_fwd_pack, plan.operand_copies());
   const Int64 leaves = ceil_div(args.vocab, kLinearLogpLeaf);
-  args.group_tiles = group_of_logits(tile, args.dim * plan.element_bytes);
+  if (args.next_tile != nullptr) {
+    queue.zero(args.next_tile, static_cast<std::size_t>(ceil_div(args.num_rows, args.strip_rows)) *
+                                   sizeof(unsigned));
+  }
+  args.group_tiles = linear_logp_group_tiles(main.rows, args.dim * plan.element_bytes);
   for (Int64 first = 0; first < args.num_rows; first += args.strip_rows) {
     args.first_row = first;
-    queue.step(k_fwd_main, args.strip_rows / tile.rows * leaves, tile.threads(), args,
-               tile.shared_bytes(plan.element_bytes));
+    const Int64 tiles =
+        ceil_div(std::min(args.strip_rows, args.num_rows - first), main.rows) * leaves;
+    queue.step(k_fwd_main, std::min(tiles, main.most_blocks), main.threads, args, main.shared_bytes,
+               &main.maps);
     queue.step(k_fwd_merge, ceil_div(args.strip_rows, 32), 512, args);
+    if (args.next_tile != nullptr) ++args.next_tile;
   }
 }
 
@@ -117,7 +149,7 @@ void launch_bwd(Queue& queue, CudaPlan& plan, const LinearLogpCudaTile& logits,
   for (Int64 begin = 0; begin < args.vocab; begin += args.wave_pitch) {
     args.wave_begin = begin;
     args.wave_cols = std::min(args.wave_pitch, args.vocab - begin);
-    args.group_tiles = group_of_logits(logits, args.dim * plan.element_bytes);
+    args.group_tiles = linear_logp_group_tiles(logits.rows, args.dim * plan.element_bytes);
     queue.step(k_bwd_dz,
                ceil_div(args.num_rows, logits.rows) * ceil_div(args.wave_cols, kLinearLogpLeaf),
                logits.threads(), args, logits.shared_bytes(plan.element_bytes));
@@ -144,7 +176,12 @@ std::span<const char* const> linear_logp_cuda_entries(jit::Pass pass) {
   return k_bwd_entries;
 }
 
-int linear_logp_cuda_shared_bytes(int x, Target target, jit::Pass pass) {
+bool linear_logp_uses_sm90_loop(int x, Target target) { return x != 1 && target == Target::sm_90a; }
+
+int linear_logp_cuda_shared_bytes(int x, Target target, jit::Pass pass, int tile) {
+  if (pass == jit::Pass::fwd && linear_logp_uses_sm90_loop(x, target)) {
+    return kLinearLogpSm90Tiles[std::max(tile, 0)].shared_bytes();
+  }
   const int limit = shared_limit_bytes(target);
   const int element_bytes = x == 1 ? 4 : 2;
   const int logits = linear_logp_cuda_logits_tile(x, limit).shared_bytes(element_bytes);
@@ -164,16 +201,25 @@ void launch_linear_logp_cuda(const LoadedKernel& kernel, const LinearLogpCall& c
   const LinearLogpCudaTile logits = linear_logp_cuda_logits_tile(x, limit);
   const LinearLogpCudaTile gradient = linear_logp_cuda_gradient_tile(x, limit);
 
+  const LinearLogpSm90Tile& sm90 = sm90_tile(kernel);
+  CudaLoop loop{logits.rows};
+  if (call.pass == jit::Pass::fwd && linear_logp_uses_sm90_loop(x, kernel.target)) {
+    loop = {sm90.rows, true, sm90.dynamic};
+  }
+
   Arena sizes(nullptr);
-  plan_linear_logp_cuda(sizes, call, logits, settings.workspace_bytes);
+  plan_linear_logp_cuda(sizes, call, loop, settings.workspace_bytes);
   Arena memory(sizes.bytes() == 0 ? nullptr : call.workspace->allocate(sizes.bytes()));
-  CudaPlan plan = plan_linear_logp_cuda(memory, call, logits, settings.workspace_bytes);
+  CudaPlan plan = plan_linear_logp_cuda(memory, call, loop, settings.workspace_bytes);
   plan.args.error = &error;
   plan.args.op = "linear_logp";
 
   Queue queue(kernel, call, driver);
   if (call.pass == jit::Pass::fwd) {
-    launch_fwd(queue, plan, logits);
+    launch_fwd(queue, plan,
+               loop.is_sm90 ? main_step_sm90(driver, call, plan, sm90, settings.max_sms)
+                            : MainStep{logits.rows, logits.threads(),
+                                       logits.shared_bytes(plan.element_bytes)});
   } else {
     // No step writes the rows that are not active.
     if (plan.args.rows != nullptr && call.grad_hidden.present()) queue.zero(call.grad_hidden);

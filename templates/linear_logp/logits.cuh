@@ -5,6 +5,7 @@
 
 #include "common/cuda/loop_fp32.cuh"
 #include "common/cuda/loop_sm80.cuh"
+#include "common/cuda/loop_sm90.cuh"
 #include "linear_logp/rows.cuh"
 
 namespace rlk {
@@ -36,22 +37,14 @@ struct Loops<kFloat32, S> {
 };
 using LogitsLoop = Loops<kX, LogitsShape>::KK;
 
-extern __shared__ __align__(128) unsigned char stages[];
+// Whether 16-bit products take the loop of sm_90a.
+constexpr bool kUsesSm90Loop = kHasWgmma && kX != kFloat32;
 
-struct TilePosition {
-  Int64 row, col;
-};
+extern __shared__ __align__(kHasWgmma ? 1024 : 128) unsigned char stages[];
 
 // Tile of this block in a grid of row_tiles * col_tiles blocks; see Args::group_tiles.
 RLK_DEVICE TilePosition tile_position(Int64 row_tiles, Int64 col_tiles, int group_tiles) {
-  // As many as there are blocks at most, so 32 bits hold it all.
-  const unsigned rows = static_cast<unsigned>(row_tiles), cols = static_cast<unsigned>(col_tiles);
-  const unsigned group_rows = min<unsigned>(group_tiles, rows);
-  const unsigned group = blockIdx.x / (group_rows * cols);
-  const unsigned within = blockIdx.x - group * (group_rows * cols);
-  const unsigned height = min(group_rows, rows - group * group_rows);
-  const unsigned col = within / height;
-  return {Int64{group * group_rows + (within - col * height)}, Int64{col}};
+  return Raster(row_tiles, col_tiles, group_tiles).at(blockIdx.x);
 }
 
 // What a tile keeps in shared memory beside the stages.

@@ -3,9 +3,12 @@
 #include "templates/linear_logp/op.hpp"
 
 #include "templates/linear_logp/check.hpp"
+#include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/launch.hpp"
 #include "templates/linear_logp/launch_cpu.hpp"
 #include "templates/linear_logp/launch_cuda.hpp"
+
+#include <array>
 
 namespace rlk {
 namespace {
@@ -15,6 +18,12 @@ constexpr std::string_view k_types[] = {"none", "f32", "bf16", "f16"};
 
 constexpr std::string_view k_off_on[] = {"", "yes"};
 
+constexpr auto k_tile_names = [] {
+  std::array<std::string_view, std::size(kLinearLogpSm90Tiles)> names;
+  for (std::size_t i = 0; i < names.size(); ++i) names[i] = kLinearLogpSm90Tiles[i].name;
+  return names;
+}();
+
 constexpr jit::ConstantDef k_constants[] = {
     {"x", "kX", k_types, /*may_be_run_time=*/false},
     {"V", "kV"},
@@ -22,7 +31,15 @@ constexpr jit::ConstantDef k_constants[] = {
     {"softcap", "kSoftcap", k_off_on},
     {"logit_scale", "kLogitScale", k_off_on},
     {"entropy", "kEntropy", k_off_on},
+    {"tile", "kTile", k_tile_names},  // of the loop of sm_90a; 0 elsewhere
 };
+static_assert(std::string_view(k_constants[k_linear_logp_tile].label) == "tile");
+
+// Index of the tile for this many rows.
+std::int64_t tile_for(std::int64_t num_rows, int x, jit::Pass pass, Target target) {
+  if (pass == jit::Pass::bwd || !linear_logp_uses_sm90_loop(x, target)) return 0;
+  return num_rows <= 64 ? 1 : num_rows <= 256 ? 2 : 0;
+}
 
 std::span<const char* const> entries(jit::Pass pass, Backend backend) {
   if (backend == Backend::cuda) return linear_logp_cuda_entries(pass);
@@ -37,17 +54,20 @@ bool needs_entropy(const LinearLogpCall& call) {
 
 jit::Specialization specialize(const jit::OpCall& base, Target target) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
+  const auto x = cpu_type(call.weight.dtype);
+  const auto tile = tile_for(call.target.num_elements(), static_cast<int>(x), call.pass, target);
   return {call.op,
           call.pass,
           target,
-          {cpu_type(call.weight.dtype), call.weight.shape[0], call.weight.shape[1],
-           call.softcap.has_value(), call.logit_scale != 1.0, needs_entropy(call)}};
+          {x, call.weight.shape[0], call.weight.shape[1], call.softcap.has_value(),
+           call.logit_scale != 1.0, needs_entropy(call), tile}};
 }
 
 int dynamic_shared_bytes(const jit::Specialization& spec) {
   if (backend(spec.target) == Backend::cpu) return 0;
   const int x = static_cast<int>(spec.values[0]);
-  return linear_logp_cuda_shared_bytes(x, spec.target, spec.pass);
+  const auto tile = static_cast<int>(spec.values[k_linear_logp_tile]);
+  return linear_logp_cuda_shared_bytes(x, spec.target, spec.pass, tile);
 }
 
 std::vector<jit::Specialization> generic_variants(Target target) {

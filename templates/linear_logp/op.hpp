@@ -33,6 +33,9 @@ struct LinearLogpCall : jit::OpCall {
   Tensor grad_hidden, grad_weight, grad_bias;
 };
 
+// Index of the constant kTile among the op's constants.
+inline constexpr std::size_t k_linear_logp_tile = 6;
+
 namespace templates {
 extern const jit::Op linear_logp_op;
 }

@@ -79,13 +79,14 @@ RLK_DEVICE void pack_row(const LinearLogpCudaCopy& c, Int64 from_offset, Int64 t
   T* const to = static_cast<T*>(c.to) + to_offset;
 #pragma unroll 1
   for (Int64 col = threadIdx.x; col < c.pitch; col += blockDim.x) {
-    to[col] = col < c.num_cols ? from[col * c.col_stride] : T{0};
+    to[col] = col < c.num_cols ? from[col * c.col_stride] : T{};
   }
 }
 
 // A block a row; any number of blocks.
 RLK_DEVICE void pack(const LinearLogpCudaCopy& c) {
   const Int64 num_rows = c.num_active ? *c.num_active : c.num_rows;
+  if (c.skipped_if_all && num_rows == c.num_rows) return;
 #pragma unroll 1
   for (Int64 to = blockIdx.x; to < num_rows; to += gridDim.x) {
     const Int64* const rows = opaque(c.rows);
@@ -107,8 +108,11 @@ RLK_DEVICE void pack(const LinearLogpCudaCopy& c) {
       case 4:
         pack_row<unsigned>(c, from, to * c.pitch);
         break;
-      default:
+      case 8:
         pack_row<unsigned long long>(c, from, to * c.pitch);
+        break;
+      default:
+        pack_row<uint4>(c, from, to * c.pitch);
     }
   }
 }

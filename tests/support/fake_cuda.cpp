@@ -249,6 +249,13 @@ Result memset_d8_async(std::uint64_t address, unsigned char value, std::size_t b
     if (fake().fills_memory) std::memset(reinterpret_cast<void*>(address), value, bytes);
   });
 }
+Result tensor_map_encode_tiled(void*, int, unsigned, void* address, const std::uint64_t* sizes,
+                               const std::uint64_t* strides_bytes, const std::uint32_t* box,
+                               const std::uint32_t*, int, int, int, int) {
+  return answer("cuTensorMapEncodeTiled", [&] {
+    fake().tensor_maps.push_back({address, sizes[0], sizes[1], strides_bytes[0], box[1]});
+  });
+}
 Result event_create(Event* event, unsigned) {
   return answer("cuEventCreate", [&] { *event = nullptr; });
 }

@@ -33,6 +33,11 @@ struct FakeCuda {
     std::size_t bytes = 0;
     runtime::cuda::Stream stream = nullptr;
   };
+  struct TensorMap {
+    void* data = nullptr;
+    std::uint64_t num_cols = 0, num_rows = 0, pitch_bytes = 0;
+    std::uint32_t box_rows = 0;
+  };
   struct Attribute {
     std::string kernel;
     int device, attribute, value;
@@ -56,6 +61,7 @@ struct FakeCuda {
   std::vector<std::string> order;  // of calls
   std::vector<Launch> launches;
   std::vector<Memset> memsets;
+  std::vector<TensorMap> tensor_maps;
   std::vector<int> synchronized;  // devices
   std::vector<Attribute> attributes;
   std::vector<runtime::cuda::CaptureMode> load_modes;  // in force at loads and preparations

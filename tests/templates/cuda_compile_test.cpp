@@ -6,6 +6,7 @@
 #include "jit/nvrtc/nvrtc_compiler.hpp"
 #include "jit/op.hpp"
 #include "templates/linear_logp/cuda_args.h"
+#include "templates/linear_logp/launch_cuda.hpp"
 #include "templates/registry.hpp"
 
 #include <gtest/gtest.h>
@@ -65,6 +66,10 @@ int dynamic_shared_bytes(const jit::Specialization& spec, std::string_view entry
   const int x = static_cast<int>(spec.values[0]);
   const int element_bytes = x == 1 ? 4 : 2;
   const int limit = shared_limit_bytes(spec.target);
+  if (entry == "rlk_linear_logp_fwd_main" && linear_logp_uses_sm90_loop(x, spec.target)) {
+    const auto tile = spec.values[k_linear_logp_tile];
+    return kLinearLogpSm90Tiles[std::max<std::int64_t>(tile, 0)].shared_bytes();
+  }
   if (entry == "rlk_linear_logp_fwd_main" || entry == "rlk_linear_logp_bwd_dz") {
     return linear_logp_cuda_logits_tile(x, limit).shared_bytes(element_bytes);
   }
@@ -94,6 +99,7 @@ void check(const jit::Specialization& spec, const jit::CompiledCode& compiled) {
   }
   EXPECT_EQ(compiled.stats.spilled_bytes, 0);
   EXPECT_EQ(compiled.stats.local_bytes, 0);
+  EXPECT_FALSE(compiled.stats.serializes_wgmma);
   EXPECT_GT(compiled.stats.registers, 0);
   const auto kernels = jit::read_cubin(compiled.code);
   ASSERT_TRUE(kernels);

@@ -26,6 +26,15 @@ TEST(CompileLogTest, TheMostThatAnyFunctionSpills) {
   EXPECT_EQ(spilled_bytes(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"), 0);
 }
 
+TEST(CompileLog, TellsSerializedWgmma) {
+  EXPECT_TRUE(serializes_wgmma(
+      "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are "
+      "serialized due to non wgmma instructions reading accumulator registers of  a wgmma between "
+      "start and end of the pipeline stage in the function 'gemm'\n"));
+  EXPECT_FALSE(serializes_wgmma("ptxas info    : Used 168 registers, used 16 barriers\n"));
+  EXPECT_FALSE(serializes_wgmma(""));
+}
+
 TEST(CompileLogTest, ALogWithoutSpillsSaysNothing) {
   EXPECT_EQ(spilled_bytes(""), -1);
   EXPECT_EQ(spilled_bytes("ptxas info    : Used 12 registers"), -1);

@@ -41,12 +41,15 @@ void LaunchCudaTest::run(const LinearLogpCall& call, const CudaCase& wanted) {
   for (const char* entry : entries) code += std::string(".entry ") + entry + "( ";
   LoadedKernel kernel = load(code, {entries.begin(), entries.end()});
   kernel.target = wanted.target;
-  launch_linear_logp_cuda(kernel, call, {Int64{wanted.budget_mib} << 20, wanted.validate_sync});
+  kernel.constants[k_linear_logp_tile] = wanted.tile;
+  launch_linear_logp_cuda(kernel, call,
+                          {Int64{wanted.budget_mib} << 20, wanted.max_sms, wanted.validate_sync});
 }
 
 std::vector<CudaStep> LaunchCudaTest::run(const CudaCase& wanted) {
   fake_.launches.clear();
   fake_.memsets.clear();
+  fake_.tensor_maps.clear();
   workspace_.requests.clear();
   run(make(wanted), wanted);
   return steps();
@@ -108,6 +111,9 @@ std::vector<Array> arrays_of(const std::vector<CudaStep>& steps, int element_byt
     add("partial_max", args.partial_max, leaves * args.strip_rows * 4);
     add("partial_sum", args.partial_sum, leaves * args.strip_rows * 4);
     add("target_logit", args.target_logit, args.strip_rows * 4);
+    if (args.first_row == 0 && args.strip_rows > 0) {
+      add("next_tile", args.next_tile, ceil_div(rows, args.strip_rows) * 4);
+    }
     add("row_grad", args.row_grad, rows * 4);
     add("row_shift", args.row_shift, rows * 4);
     add("call_shift", args.call_shift, 4);

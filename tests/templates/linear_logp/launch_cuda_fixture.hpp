@@ -20,7 +20,9 @@ struct CudaCase {
   bool has_mask = false, has_bias = false, has_temperature = false;
   std::optional<Int64> ignore_index = std::nullopt;
   bool needs_hidden = true, needs_weight = true, needs_bias = false;
-  Target target = Target::sm_90a;
+  Target target = Target::sm_100;  // the loops that gather; sm_90a has its own
+  Int64 tile = 0;                  // of the constant kTile
+  int max_sms = 0;
   int budget_mib = 512;
   bool validate_sync = false;
 };

@@ -116,7 +116,8 @@ TEST_F(LaunchCudaForwardTest, EveryTargetAndTypeKeepsToItsSharedMemory) {
   for (const Target target : cuda_targets()) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const auto all = run(CudaCase{.dtype = dtype, .target = target});
-      const int most = linear_logp_cuda_shared_bytes(cuda_type(dtype), target, jit::Pass::fwd);
+      const int most = linear_logp_cuda_shared_bytes(cuda_type(dtype), target, jit::Pass::fwd, 0);
+      if (linear_logp_uses_sm90_loop(cuda_type(dtype), target)) continue;
       EXPECT_EQ(static_cast<int>(all[0].shared_bytes), most) << name(target);
       EXPECT_LE(most, shared_limit_bytes(target)) << name(target);
       const unsigned tile_rows = dtype == DType::f32 ? 64 : 256;
@@ -141,7 +142,8 @@ void expect_strips(const std::vector<CudaStep>& all, const CudaCase& wanted, Int
     EXPECT_EQ(all[i + 1].args.first_row, next);
     EXPECT_EQ(all[i + 1].args.strip_rows, args.strip_rows);
     // Compared in 64 bits: a grid that overflowed its 32 would differ.
-    ASSERT_EQ(Int64{all[i].blocks}, args.strip_rows / tile_rows * leaves);
+    const Int64 num_rows = std::min<Int64>(args.strip_rows, wanted.rows - next);
+    ASSERT_EQ(Int64{all[i].blocks}, ceil_div(num_rows, tile_rows) * leaves);
     ASSERT_LT(Int64{all[i].blocks}, Int64{1} << 31);
     ASSERT_EQ(Int64{all[i + 1].blocks}, args.strip_rows / 32);
     if (args.strip_rows > tile_rows) {

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix products of 16-bit operands on sm_90a: C[rows][cols] = sum over k of A[row][k] *
+// B[col][k], by tensor map copies and wgmma m64n192k16 with fp32 accumulators, for all tiles of a
+// call.
+//
+// Every element of C is one chain of instructions over k ascending, 16 terms each, and an element's
+// place in its thread follows from its column alone: bits never depend on the rows of a tile, the
+// stages, the schedule, the cluster or the grid.
+//
+// A block is one warpgroup that copies and two that multiply. It stays for many tiles. In ping-pong
+// each tile belongs to one of the two, so that one works on what it has while the other multiplies;
+// else both take half of the rows of each tile. Tiles are dealt out by the copying thread, from a
+// counter in memory or at a fixed distance, and passed on through a ring.
+//
+// A kernel calls run() with an epilogue of two functions, called by the warpgroup of a tile:
+// begin(tile, position) before its product, end(tile, position) with the accumulators, which it
+// reads through row(), col() and at() as those of LoopSm80.
+#pragma once
+
+#include "common/cuda/element.cuh"
+#include "common/cuda/ptx_sm90.cuh"
+#include "common/cuda/raster.cuh"
+
+namespace rlk {
+
+// How an operand runs in memory: [lane][k] or [k][lane]; lanes are rows of A or columns of B.
+enum class Major { kTerms, kLanes };
+
+// A stage's part of one operand, swizzled in rows of 128 bytes as the copies and wgmma agree on.
+// Tensor maps have boxes of 64 x kBoxRows elements.
+template <int kLanes, int kK, Major kMajor>
+struct PanelSm90 {
+  static_assert(kK == 64 && kLanes % 64 == 0);
+  static constexpr int kBytes = kLanes * kK * 2;
+  static constexpr int kAlongLanes = kMajor == Major::kLanes;
+  static constexpr int kBoxRows = kAlongLanes ? kK : kLanes;
+  // Between descriptors, in units of 16 bytes: 64 lanes, 16 terms.
+  static constexpr int kNext64Lanes = 512;
+  static constexpr int kNext16Terms = kAlongLanes ? 128 : 2;
+
+  // Lanes [lane0, lane0 + kLanes), terms [k0, k0 + kK).
+  static RLK_DEVICE void copy(unsigned to, const TensorMap& map, int lane0, int k0,
+                              unsigned barrier) {
+    if constexpr (kAlongLanes) {
+#pragma unroll
+      for (int i = 0; i < kLanes / 64; ++i) {
+        cp_async_bulk_tensor_2d(to + i * (64 * kK * 2), map, lane0 + i * 64, k0, barrier);
+      }
+    } else {
+      cp_async_bulk_tensor_2d(to, map, k0, lane0, barrier);
+    }
+  }
+  // Groups of 8 rows of 128 bytes follow each other; along the lanes, so do those of 64 lanes.
+  static RLK_DEVICE unsigned long long descriptor(unsigned panel) {
+    constexpr unsigned long long kSwizzle128 = 1ull << 62, kGroup = 1024 >> 4;
+    constexpr unsigned long long kLeading = kAlongLanes ? 64 * kK * 2 >> 4 : 1;
+    return (panel & 0x3ffff) >> 4 | kLeading << 16 | kGroup << 32 | kSwizzle128;
+  }
+};
+
+template <int kX>
+struct Wgmma;
+template <>
+struct Wgmma<kBfloat16> {
+  template <int kLanesA, int kLanesB>
+  static RLK_DEVICE void run(float (&c)[96], unsigned long long a, unsigned long long b, int add) {
+    wgmma_m64n192k16_bf16<kLanesA, kLanesB>(c, a, b, add);
+  }
+};
+template <>
+struct Wgmma<kFloat16> {
+  template <int kLanesA, int kLanesB>
+  static RLK_DEVICE void run(float (&c)[96], unsigned long long a, unsigned long long b, int add) {
+    wgmma_m64n192k16_f16<kLanesA, kLanesB>(c, a, b, add);
+  }
+};
+
+template <int kX, class Shape, Major kMajorA = Major::kTerms, Major kMajorB = Major::kTerms>
+class LoopSm90 {
+ public:
+  static constexpr int kRows = Shape::kRows, kCols = 192, kK = 64, kStages = Shape::kStages;
+  static constexpr bool kPingPong = Shape::kPingPong, kDynamic = Shape::kDynamic;
+  static constexpr int kThreads = 384;
+  static constexpr int kRowsOfGroup = kPingPong ? kRows : kRows / 2;  // of a warpgroup in a tile
+  using PanelA = PanelSm90<kRows, kK, kMajorA>;
+  using PanelB = PanelSm90<kCols, kK, kMajorB>;
+  static constexpr int kStageBytes = PanelA::kBytes + PanelB::kBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes;
+
+  // See LoopSm80. A row lies in one warp.
+  static constexpr int kRowsOfThread = kRowsOfGroup / 32;
+  static constexpr int kPairsOfThread = kCols / 8;
+  static constexpr int kRowLanes = 4;
+  RLK_DEVICE int row(int i) const { return row0_ + i / 2 * 64 + i % 2 * 8; }
+  RLK_DEVICE int col(int j) const { return j * 8 + thread_index() % 4 * 2; }
+  RLK_DEVICE int element(int col) const {
+    const unsigned from_first = col - this->col(0);
+    const bool has = from_first < kCols && from_first % 8 < 2;
+    return has ? from_first / 8 * 2 + from_first % 8 : -1;
+  }
+  RLK_DEVICE float& at(int i, int j, int e) { return c_[i / 2][j * 4 + i % 2 * 2 + e]; }
+
+  // Row of the tile that is the warpgroup's first.
+  RLK_DEVICE int first_row() const { return kPingPong ? 0 : group() * kRowsOfGroup; }
+  // The warpgroup that this thread multiplies in, 0 or 1, its thread, and a barrier of its own.
+  RLK_DEVICE int group() const { return thread_index() / 128 - 1; }
+  RLK_DEVICE int thread_of_group() const { return thread_index() % 128; }
+  RLK_DEVICE void sync_group() const { bar_sync(3 + group(), 128); }
+
+  struct Work {
+    const TensorMap& a;
+    const TensorMap& b;
+    int row0;  // A's first lane of tile row 0
+    int num_k;
+    Raster raster;
+    unsigned* counter;  // kDynamic: 0 before the launch
+  };
+
+  // Barriers of a block; a static one of the kernel.
+  struct Shared {
+    unsigned long long full[kStages], empty[kStages], tile_full[4], tile_empty[4];
+    int tile[4];
+  };
+
+  // All threads of the block. stages: kSharedBytes of dynamic shared memory, 1024-byte aligned.
+  template <class Epilogue>
+  static RLK_DEVICE void run(const Work& work, Shared& shared, void* stages, Epilogue& epilogue) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        mbarrier_init(shared_address(&shared.full[i]), 1);
+        mbarrier_init(shared_address(&shared.empty[i]), kReaders);
+      }
+      for (int i = 0; i < 4; ++i) {
+        mbarrier_init(shared_address(&shared.tile_full[i]), 1);
+        mbarrier_init(shared_address(&shared.tile_empty[i]), kReaders);
+      }
+      fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+      setmaxnreg_dec<40>();
+      if (threadIdx.x == 0) produce(work, shared, shared_address(stages));
+    } else {
+      setmaxnreg_inc<232>();
+      consume(work, shared, shared_address(stages), epilogue);
+    }
+  }
+
+ private:
+  static constexpr int kReaders = kPingPong ? 4 : 8;  // warps that read a stage, or a tile's number
+  static constexpr int kNoTile = -1;
+  static_assert(kRowsOfGroup % 64 == 0 && kStages >= 2);
+
+  // A place in a ring of n barriers, and how often it came round.
+  template <int n>
+  struct Turn {
+    int index = 0;
+    unsigned parity = 0;
+    RLK_DEVICE void advance(int steps) {
+      const int sum = index + steps;
+      parity ^= (sum / n) & 1;
+      index = sum % n;
+    }
+    RLK_DEVICE void next() {
+      if (++index == n) index = 0, parity ^= 1;
+    }
+  };
+
+  static RLK_DEVICE void produce(const Work& work, Shared& shared, unsigned stages) {
+    prefetch_tensormap(work.a);
+    prefetch_tensormap(work.b);
+    Turn<kStages> stage;
+    Turn<4> slot;
+    const auto publish = [&](int tile) {
+      mbarrier_wait(shared_address(&shared.tile_empty[slot.index]), slot.parity ^ 1);
+      *const_cast<volatile int*>(&shared.tile[slot.index]) = tile;
+      mbarrier_arrive(shared_address(&shared.tile_full[slot.index]));
+      slot.next();
+    };
+    const unsigned num_tiles = work.raster.num_tiles();
+    unsigned tile = blockIdx.x;
+#pragma unroll 1
+    while (tile < num_tiles) {
+      publish(static_cast<int>(tile));
+      const TilePosition at = work.raster.at(tile);
+      // Asked for now, needed when this tile is copied.
+      tile = gridDim.x + (kDynamic ? atomicAdd(work.counter, 1u) : tile);
+      const int lane_a = work.row0 + static_cast<int>(at.row) * kRows;
+      const int lane_b = static_cast<int>(at.col) * kCols;
+#pragma unroll 1
+      for (int k = 0; k < work.num_k; k += kK) {
+        const unsigned full = shared_address(&shared.full[stage.index]);
+        const unsigned to = stages + stage.index * kStageBytes;
+        mbarrier_wait(shared_address(&shared.empty[stage.index]), stage.parity ^ 1);
+        mbarrier_arrive_expect_tx(full, kStageBytes);
+        PanelA::copy(to, work.a, lane_a, k, full);
+        PanelB::copy(to + PanelA::kBytes, work.b, lane_b, k, full);
+        stage.next();
+      }
+    }
+    publish(kNoTile);
+    if (kPingPong) publish(kNoTile);
+  }
+
+  template <class Epilogue>
+  static RLK_DEVICE void consume(const Work& work, Shared& shared, unsigned stages,
+                                 Epilogue& epilogue) {
+    LoopSm90 tile;
+    const int group = tile.group();
+    tile.row0_ = tile.first_row() + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4;
+    const int num_steps = (work.num_k + kK - 1) / kK;
+    Turn<kStages> stage;
+    Turn<4> slot;
+    if (kPingPong && group == 1) {
+      stage.advance(num_steps);
+      slot.next();
+      bar_arrive(1, 256);  // the other one may begin
+    }
+#pragma unroll 1
+    for (;;) {
+      mbarrier_wait(shared_address(&shared.tile_full[slot.index]), slot.parity);
+      const int index = *const_cast<volatile int*>(&shared.tile[slot.index]);
+      release(shared.tile_empty[slot.index]);
+      slot.advance(kPingPong ? 2 : 1);
+      if (index == kNoTile) break;
+      const TilePosition position = work.raster.at(index);
+      epilogue.begin(tile, position);
+      // In ping-pong the tensor cores are one warpgroup's at a time, in the order of the copies.
+      if (kPingPong) bar_sync(1 + group, 256);
+      tile.multiply(shared, stages, num_steps, stage, group);
+      if (kPingPong) stage.advance(num_steps);
+      epilogue.end(tile, position);
+    }
+  }
+
+  // By all threads of a warp, which have read.
+  static RLK_DEVICE void release(unsigned long long& barrier) {
+    __syncwarp();
+    if (thread_index() % 32 == 0) mbarrier_arrive(shared_address(&barrier));
+  }
+
+  RLK_DEVICE void multiply(Shared& shared, unsigned stages, int num_steps, Turn<kStages>& stage,
+                           int group) {
+    constexpr int kBlocks = kRowsOfGroup / 64;
+    const unsigned offset_a = (kPingPong ? 0 : group) * (kRowsOfGroup * kK * 2);
+    int before = stage.index;
+#pragma unroll 1
+    for (int step = 0; step < num_steps; ++step) {
+      mbarrier_wait(shared_address(&shared.full[stage.index]), stage.parity);
+      if (kPingPong && step + 1 == num_steps) bar_arrive(1 + (group ^ 1), 256);
+      const unsigned panel = stages + stage.index * kStageBytes;
+      const unsigned long long a = PanelA::descriptor(panel + offset_a);
+      const unsigned long long b = PanelB::descriptor(panel + PanelA::kBytes);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kK / 16; ++k) {
+#pragma unroll
+        for (int m = 0; m < kBlocks; ++m) {
+          Wgmma<kX>::template run<PanelA::kAlongLanes, PanelB::kAlongLanes>(
+              c_[m], a + m * PanelA::kNext64Lanes + k * PanelA::kNext16Terms,
+              b + k * PanelB::kNext16Terms, step + k);
+        }
+      }
+      wgmma_commit_group();
+      wgmma_wait_group<1>();
+      if (step > 0) release(shared.empty[before]);
+      before = stage.index;
+      stage.next();
+    }
+    wgmma_wait_group<0>();
+    release(shared.empty[before]);
+  }
+
+  int row0_;
+  float c_[kRowsOfGroup / 64][96];
+};
+
+}  // namespace rlk

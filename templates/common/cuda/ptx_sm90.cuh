@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Wrappers of PTX instructions that exist on sm_90a, each with the instruction's name: barriers in
+// shared memory, copies by tensor map, matrix products of a warpgroup.
+#pragma once
+
+#include "common/cuda/ptx.cuh"
+#include "common/cuda/tensor_map.h"
+
+namespace rlk {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr bool kHasWgmma = true;
+#else
+constexpr bool kHasWgmma = false;
+#endif
+
+// Address of the same shared memory in block `rank` of the cluster.
+RLK_DEVICE unsigned mapa(unsigned address, unsigned rank) {
+  unsigned result;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+  return result;
+}
+RLK_DEVICE unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// All threads of all blocks of the cluster.
+RLK_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+RLK_DEVICE void mbarrier_init(unsigned barrier, unsigned count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+// Makes what mbarrier_init wrote known to the copies and to the other blocks of the cluster.
+RLK_DEVICE void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+RLK_DEVICE void mbarrier_arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// barrier: an address made by mapa.
+RLK_DEVICE void mbarrier_arrive_cluster(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+RLK_DEVICE void mbarrier_arrive_expect_tx(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Until the phase of this parity is over. At most one phase may pass unseen.
+RLK_DEVICE void mbarrier_wait(unsigned barrier, unsigned parity) {
+  unsigned done;
+  do {
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (done == 0);
+}
+
+RLK_DEVICE void prefetch_tensormap(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+// A box from column x, row y of a matrix; what lies outside is zero and counts as copied.
+RLK_DEVICE void cp_async_bulk_tensor_2d(unsigned to, const TensorMap& map, int x, int y,
+                                        unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+// The same to this place in every block of `mask`, at whose barriers it counts.
+RLK_DEVICE void cp_async_bulk_tensor_2d_multicast(unsigned to, const TensorMap& map, int x, int y,
+                                                  unsigned barrier, unsigned short mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(mask)
+      : "memory");
+}
+
+// Barrier `id` (1 to 15) of `threads` threads, of which this one waits or does not wait.
+RLK_DEVICE void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+RLK_DEVICE void bar_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Registers of each thread of the warpgroup from here on.
+template <int kRegisters>
+RLK_DEVICE void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+RLK_DEVICE void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+RLK_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+RLK_DEVICE void wgmma_commit_group() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+RLK_DEVICE void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// c = a * b, plus c where `add` is not 0: a 64 x 16 and b 16 x 192 by shared memory descriptors.
+// kLanesA, kLanesB: 1 where the operand runs along its lanes in shared memory, 0 along the terms.
+#define RLK_ACC8(c, i)                                                                        \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
+      "+f"(c[i + 6]), "+f"(c[i + 7])
+#define RLK_WGMMA_M64N192K16(type)                                                           \
+  asm volatile(                                                                              \
+      "{ .reg .pred p; setp.ne.b32 p, %98, 0; "                                              \
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type                           \
+      " {"                                                                                   \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "                                   \
+      "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "                         \
+      "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "                         \
+      "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                         \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "                         \
+      "%60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, "                         \
+      "%72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, "                         \
+      "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                        \
+      "%96, %97, p, 1, 1, %99, %100; }"                                                      \
+      : RLK_ACC8(c, 0), RLK_ACC8(c, 8), RLK_ACC8(c, 16), RLK_ACC8(c, 24), RLK_ACC8(c, 32),   \
+        RLK_ACC8(c, 40), RLK_ACC8(c, 48), RLK_ACC8(c, 56), RLK_ACC8(c, 64), RLK_ACC8(c, 72), \
+        RLK_ACC8(c, 80), RLK_ACC8(c, 88)                                                     \
+      : "l"(a), "l"(b), "r"(add), "n"(kLanesA), "n"(kLanesB))
+template <int kLanesA, int kLanesB>
+RLK_DEVICE void wgmma_m64n192k16_bf16(float (&c)[96], unsigned long long a, unsigned long long b,
+                                      int add) {
+  RLK_WGMMA_M64N192K16("bf16");
+}
+template <int kLanesA, int kLanesB>
+RLK_DEVICE void wgmma_m64n192k16_f16(float (&c)[96], unsigned long long a, unsigned long long b,
+                                     int add) {
+  RLK_WGMMA_M64N192K16("f16");
+}
+#undef RLK_WGMMA_M64N192K16
+#undef RLK_ACC8
+
+}  // namespace rlk

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward's main step on sm_90a for 16-bit types; see kernel.cuh.
+//
+// Tiles of logits stay in registers: each is folded into the leaf's partial of every row while the
+// block's other warpgroup multiplies.
+#pragma once
+
+#include "linear_logp/merge.cuh"
+
+namespace rlk {
+
+constexpr LinearLogpSm90Tile kSm90Tile = kLinearLogpSm90Tiles[kTile < 0 ? 0 : kTile];
+struct Sm90Shape {
+  static constexpr int kRows = kSm90Tile.rows, kStages = kSm90Tile.stages;
+  static constexpr bool kPingPong = kSm90Tile.ping_pong, kDynamic = kSm90Tile.dynamic;
+};
+// Where it is not used it has some type: the compiler reads what follows in any case.
+using Sm90Loop = LoopSm90<kUsesSm90Loop ? kX : kBfloat16, Sm90Shape>;
+
+// Values of a warpgroup's rows and columns.
+struct FoldShared {
+  float scale[Sm90Loop::kRowsOfGroup];
+  int target[Sm90Loop::kRowsOfGroup];  // column of the tile, or -1
+  float bias[Sm90Loop::kCols];
+};
+
+// The epilogue of the loop.
+struct Fold {
+  const Args& a;
+  FoldShared (&shared)[2];
+  int num_rows;  // of the strip
+
+  RLK_DEVICE void begin(Sm90Loop& tile, TilePosition at) {
+    FoldShared& s = shared[tile.group()];
+    tile.sync_group();  // the last tile's values were read
+    const int t = tile.thread_of_group();
+    const Int64 col0 = at.col * kLinearLogpLeaf;
+    if (t < Sm90Loop::kRowsOfGroup) {
+      const int strip_row = static_cast<int>(at.row) * Sm90Loop::kRows + tile.first_row() + t;
+      float scale = 1.0f;
+      int target = -1;
+      if (strip_row < num_rows) {
+        const Int64 row = call_row(a, a.first_row + strip_row);
+        scale = scale_of(a, row);
+        const Int64 id = target_of(a, row);
+        if (id >= col0 && id < min(col0 + kLinearLogpLeaf, vocab(a))) {
+          target = static_cast<int>(id - col0);
+        }
+      }
+      s.scale[t] = scale;
+      s.target[t] = target;
+    }
+    if (!a.bias.data) return;
+#pragma unroll 1
+    for (int i = t; i < Sm90Loop::kCols; i += 128) {
+      const Int64 col = min(col0 + i, vocab(a) - 1);
+      s.bias[i] = read_float(a.bias.data, col * a.bias.stride, a.bias.type);
+    }
+  }
+
+  RLK_DEVICE void end(Sm90Loop& tile, TilePosition at) {
+    const FoldShared& s = shared[tile.group()];
+    tile.sync_group();
+    make_logits(tile, s, at);
+    unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
+      const int strip_row = static_cast<int>(at.row) * Sm90Loop::kRows + tile.row(i);
+      const float max = row_max(tile, i);
+      const float sum = row_sum(tile, i, max);
+      if (strip_row >= num_rows) return;
+      if (thread_index() % 4 == 0) {
+        const Int64 to = at.col * a.strip_rows + strip_row;
+        a.partial_max[to] = max;
+        a.partial_sum[to] = sum;
+      }
+      const int element = tile.element(s.target[tile.row(i) - tile.first_row()]);
+      if (element < 0) return;
+      float z = tile.at(i, 0, 0);
+#pragma unroll
+      for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
+        const float z0 = tile.at(i, j, 0), z1 = tile.at(i, j, 1);
+        z = element == 2 * j ? z0 : z;
+        z = element == 2 * j + 1 ? z1 : z;
+      }
+      a.target_logit[strip_row] = z;
+    });
+  }
+
+ private:
+  RLK_DEVICE void make_logits(Sm90Loop& tile, const FoldShared& s, TilePosition at) {
+    if (a.bias.data) {
+#pragma unroll
+      for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
+        const float2 bias = *reinterpret_cast<const float2*>(&s.bias[tile.col(j)]);
+        unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
+          tile.at(i, j, 0) = tile.at(i, j, 0) + bias.x;
+          tile.at(i, j, 1) = tile.at(i, j, 1) + bias.y;
+        });
+      }
+    }
+    unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
+      const float scale = s.scale[tile.row(i) - tile.first_row()];
+#pragma unroll
+      for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
+        tile.at(i, j, 0) = tile.at(i, j, 0) * scale;
+        tile.at(i, j, 1) = tile.at(i, j, 1) * scale;
+      }
+    });
+    const Int64 num_cols = vocab(a) - at.col * kLinearLogpLeaf;
+    if (num_cols >= kLinearLogpLeaf) return;
+#pragma unroll
+    for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
+      unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
+        if (tile.col(j) >= num_cols) tile.at(i, j, 0) = -infinity();
+        if (tile.col(j) + 1 >= num_cols) tile.at(i, j, 1) = -infinity();
+      });
+    }
+  }
+
+  template <class Index>
+  static RLK_DEVICE float row_max(Sm90Loop& tile, Index i) {
+    float max = -infinity();
+#pragma unroll
+    for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
+      // A NaN is passed over here and found by the sum.
+      max = max_f32(max, max_f32(tile.at(i, j, 0), tile.at(i, j, 1)));
+    }
+    max = max_f32(max, shfl_xor(max, 1));
+    return max_f32(max, shfl_xor(max, 2));
+  }
+  template <class Index>
+  static RLK_DEVICE float row_sum(Sm90Loop& tile, Index i, float max) {
+    const float base = base_of(max);
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
+      sum = sum + exp_f32(tile.at(i, j, 0) - base);
+      sum = sum + exp_f32(tile.at(i, j, 1) - base);
+    }
+    sum = sum + shfl_xor(sum, 1);
+    return sum + shfl_xor(sum, 2);
+  }
+};
+
+RLK_DEVICE void forward_main_sm90(const Args& a, const LinearLogpCudaMaps& maps) {
+  __shared__ Sm90Loop::Shared barriers;
+  __shared__ FoldShared values[2];
+  const Int64 left = min(num_active(a) - a.first_row, a.strip_rows);
+  const int num_rows = left > 0 ? static_cast<int>(left) : 0;
+  const Raster raster(ceil_div(num_rows, Sm90Loop::kRows), ceil_div(vocab(a), kLinearLogpLeaf),
+                      a.group_tiles);
+  const TensorMap& hidden = num_active(a) < a.num_rows ? maps.gathered : maps.hidden;
+  Fold fold{a, values, num_rows};
+  Sm90Loop::run({hidden, maps.weight, static_cast<int>(a.first_row), static_cast<int>(dim(a)),
+                 raster, a.next_tile},
+                barriers, stages, fold);
+}
+
+}  // namespace rlk

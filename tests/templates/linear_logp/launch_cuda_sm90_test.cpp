@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward's steps by the loop of sm_90a: grid, matrices, gathered rows, counters.
+#include "tests/templates/linear_logp/launch_cuda_fixture.hpp"
+
+namespace rlk::test {
+namespace {
+
+class LaunchCudaSm90Test : public LaunchCudaTest {
+ protected:
+  static CudaCase on_sm90(CudaCase wanted = {}) {
+    wanted.target = Target::sm_90a;
+    return wanted;
+  }
+};
+
+TEST_F(LaunchCudaSm90Test, MatricesAreReadInPlace) {
+  const CudaCase wanted = on_sm90({.rows = 1000, .vocab = 1000, .dim = 64});
+  const LinearLogpCall call = make(wanted);
+  run(call, wanted);
+  ASSERT_EQ(names(), "main merge");
+  const auto all = steps();
+  // 8 tiles of 128 rows by 6 leaves: fewer than the card has multiprocessors.
+  EXPECT_EQ(all[0].blocks, 48u);
+  EXPECT_EQ(all[0].threads, 384u);
+  EXPECT_EQ(all[0].shared_bytes, (128u + 192) * 64 * 5 * 2);
+  expect_sound_workspace(all, workspace_, DType::bf16);
+  ASSERT_EQ(fake_.tensor_maps.size(), 3u);
+  for (const int i : {0, 1}) {
+    const auto& hidden = fake_.tensor_maps[static_cast<std::size_t>(i)];
+    EXPECT_EQ(hidden.data, call.hidden.data);
+    EXPECT_EQ(hidden.num_rows, 1000u);
+    EXPECT_EQ(hidden.num_cols, 64u);
+    EXPECT_EQ(hidden.pitch_bytes, 128u);
+    EXPECT_EQ(hidden.box_rows, 128u);
+  }
+  EXPECT_EQ(fake_.tensor_maps[2].data, call.weight.data);
+  EXPECT_EQ(fake_.tensor_maps[2].box_rows, 192u);
+}
+
+TEST_F(LaunchCudaSm90Test, TheGridIsTheCardOrFewer) {
+  const CudaCase large = on_sm90({.rows = 4096, .vocab = 131072, .dim = 2048});
+  EXPECT_EQ(run(large).at(0).blocks, 132u);
+  for (const int max_sms : {1, 7, 131, 132, 1000}) {
+    CudaCase wanted = large;
+    wanted.max_sms = max_sms;
+    EXPECT_EQ(run(wanted).at(0).blocks, static_cast<unsigned>(std::min(max_sms, 132)));
+  }
+}
+
+TEST_F(LaunchCudaSm90Test, EachTileHasItsShape) {
+  for (Int64 tile = 0; tile < Int64{std::size(kLinearLogpSm90Tiles)}; ++tile) {
+    const LinearLogpSm90Tile& shape = kLinearLogpSm90Tiles[tile];
+    CudaCase wanted = on_sm90({.rows = 1000, .vocab = 191, .dim = 64});
+    wanted.tile = tile;
+    const auto all = run(wanted);
+    EXPECT_EQ(Int64{all[0].blocks}, ceil_div(1000, shape.rows)) << shape.name;
+    EXPECT_EQ(static_cast<int>(all[0].shared_bytes), shape.shared_bytes()) << shape.name;
+    EXPECT_LE(shape.shared_bytes(), shared_limit_bytes(Target::sm_90a)) << shape.name;
+    EXPECT_EQ(fake_.tensor_maps[0].box_rows, static_cast<std::uint32_t>(shape.rows));
+    EXPECT_EQ(all[0].args.next_tile != nullptr, shape.dynamic) << shape.name;
+    EXPECT_EQ(fake_.memsets.size(), shape.dynamic ? 1u : 0u) << shape.name;
+    expect_sound_workspace(all, workspace_, DType::bf16);
+  }
+}
+
+// A counter a strip, all zeroed before the first.
+TEST_F(LaunchCudaSm90Test, CountersAreZeroedOnce) {
+  const auto all = run(on_sm90({.rows = 16384, .vocab = 248320, .dim = 2048}));
+  ASSERT_EQ(names(), "main merge main merge main merge main merge");
+  ASSERT_EQ(fake_.memsets.size(), 1u);
+  EXPECT_EQ(fake_.memsets[0].bytes, 16u);
+  EXPECT_EQ(fake_.memsets[0].value, 0);
+  EXPECT_EQ(fake_.memsets[0].stream, k_stream);
+  EXPECT_EQ(fake_.memsets[0].address, reinterpret_cast<std::uint64_t>(all[0].args.next_tile));
+  for (std::size_t i = 0; i < all.size(); i += 2) {
+    EXPECT_EQ(all[i].args.next_tile, all[0].args.next_tile + i / 2);
+    // Whole groups of rows, which the cache holds.
+    EXPECT_EQ(all[i].args.first_row, Int64(i / 2) * 4096);
+    EXPECT_EQ(all[i].args.strip_rows, 4096);
+    EXPECT_EQ(all[i].args.group_tiles, 32);
+  }
+  expect_sound_workspace(all, workspace_, DType::bf16);
+}
+
+// What active rows there are is known on the device alone: both ways to read them are given.
+TEST_F(LaunchCudaSm90Test, ActiveRowsAreGatheredUnlessAllAre) {
+  for (const bool has_mask : {false, true}) {
+    CudaCase wanted = on_sm90({.rows = 257, .dim = 64, .has_mask = has_mask});
+    if (!has_mask) wanted.ignore_index = -100;
+    const LinearLogpCall call = make(wanted);
+    workspace_.requests.clear();
+    fake_.launches.clear();
+    fake_.tensor_maps.clear();
+    run(call, wanted);
+    ASSERT_EQ(names(), "rows pack main merge");
+    const auto all = steps();
+    const LinearLogpCudaCopy& copy = all[1].copy;
+    EXPECT_EQ(copy.skipped_if_all, 1);
+    EXPECT_EQ(copy.from, call.hidden.data);
+    EXPECT_EQ(copy.rows, all[0].args.rows);
+    EXPECT_EQ(copy.num_active, all[0].args.num_active);
+    EXPECT_EQ(copy.element_bytes, 16);
+    EXPECT_EQ(copy.pitch, 8);
+    EXPECT_EQ(fake_.tensor_maps[0].data, call.hidden.data);
+    EXPECT_EQ(fake_.tensor_maps[1].data, copy.to);
+    EXPECT_EQ(fake_.tensor_maps[1].pitch_bytes, 128u);
+    expect_sound_workspace(all, workspace_, DType::bf16);
+    wanted.rows = 256;
+    run(wanted);
+    EXPECT_EQ(names(), "main merge") << "the weight is read whole in any case";
+  }
+}
+
+// Rows that a tensor map cannot describe are copied, active or not.
+TEST_F(LaunchCudaSm90Test, OtherLayoutsAreCopied) {
+  const CudaCase wanted = on_sm90({.rows = 300, .dim = 64, .ignore_index = -100});
+  const LinearLogpCall dense = make(wanted);
+  const auto expect_copied = [&](const Tensor& hidden, int element_bytes) {
+    LinearLogpCall call = dense;
+    call.hidden = hidden;
+    workspace_.requests.clear();
+    fake_.launches.clear();
+    fake_.tensor_maps.clear();
+    run(call, wanted);
+    ASSERT_EQ(names(), "rows pack main merge");
+    const LinearLogpCudaCopy copy = steps()[1].copy;
+    EXPECT_EQ(copy.skipped_if_all, 0);
+    EXPECT_EQ(copy.element_bytes, element_bytes);
+    for (const int i : {0, 1}) {
+      EXPECT_EQ(fake_.tensor_maps[static_cast<std::size_t>(i)].data, copy.to);
+    }
+  };
+  expect_copied(view(dense.hidden, {64, 1}, 2), 2);            // not on whole 16 bytes
+  expect_copied(view(dense.hidden, {1, 300}), 2);              // columns contiguous
+  expect_copied(view(dense.hidden, {-64, 1}, 299 * 128), 16);  // backwards
+  expect_copied(view(dense.hidden, {65, 1}), 2);
+}
+
+TEST_F(LaunchCudaSm90Test, Fp32AndBackwardTakeTheOtherLoops) {
+  EXPECT_EQ(run(on_sm90({.dtype = DType::f32})).at(0).threads, 256u);
+  EXPECT_TRUE(fake_.tensor_maps.empty());
+  run(on_sm90({.pass = jit::Pass::bwd}));
+  EXPECT_TRUE(fake_.tensor_maps.empty());
+}
+
+TEST_F(LaunchCudaSm90Test, ARefusedMapIsAnErrorOfTheDriver) {
+  fake_.fail_call = "cuTensorMapEncodeTiled";
+  fake_.fail_code = runtime::cuda::result::invalid_value;
+  const auto text = what<DriverError>([&] { run(on_sm90()); });
+  EXPECT_NE(text.find("cuTensorMapEncodeTiled"), text.npos) << text;
+  EXPECT_NE(text.find("1000 x 64 elements, 64 from row to row"), text.npos) << text;
+  EXPECT_TRUE(fake_.launches.empty());
+}
+
+}  // namespace
+}  // namespace rlk::test
