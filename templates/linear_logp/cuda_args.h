@@ -48,8 +48,8 @@ struct LinearLogpSm90Tile {
 };
 constexpr LinearLogpSm90Tile kLinearLogpSm90Tiles[] = {
     {"", 128, 5, true, true},
-    {"64-dynamic", 64, 6, true, true},
-    {"64-static", 64, 6, true, false},
+    {"64-dynamic", 64, 7, true, true},
+    {"64-static", 64, 7, true, false},
     {"128-static", 128, 5, true, false},
     {"256-cooperative", 256, 3, false, true},
 };

@@ -58,7 +58,7 @@ class Queue {
                 arguments);
   }
   void pack(int step_of_pack, std::span<const LinearLogpCudaCopy> copies) {
-    constexpr long long k_most_blocks = 4096;
+    constexpr long long k_most_blocks = 1024;  // few, as most copies are skipped on the device
     for (const auto& copy : copies) {
       step(step_of_pack, std::min(copy.num_rows, k_most_blocks), 256, copy);
     }

@@ -46,27 +46,51 @@ RLK_DEVICE const T* hidden_row(const Args& a, Int64 i, Int64 row) {
 }
 
 // Lists the active rows, ascending, in one block of 1024 threads. Gives the others, in the forward,
-// their neutral values.
+// their neutral values. Four rows a thread at once, so that their loads overlap.
 RLK_DEVICE void list_active_rows(const Args& a, bool forward) {
-  __shared__ int before[32];  // active rows in the warps before
+  constexpr int kParts = 4;
+  __shared__ int count[kParts][32];  // active rows of a warp, then of those before it in the part
+  __shared__ int part_count[kParts];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const unsigned before = (1u << lane) - 1;
   Int64 num_listed = 0;
 #pragma unroll 1
-  for (Int64 first = 0; first < a.num_rows; first += 1024) {
-    const Int64 row = first + threadIdx.x;
-    const bool active = row < a.num_rows && is_active(a, row, target_of(a, row));
-    const unsigned votes = __ballot_sync(kFullWarp, active);
-    if (lane == 0) before[warp] = __popc(votes);
-    __syncthreads();
-    int sum = 0, all = 0;
-#pragma unroll 1
-    for (int i = 0; i < 32; ++i) {
-      sum += i < warp ? before[i] : 0;
-      all += before[i];
+  for (Int64 first = 0; first < a.num_rows; first += kParts * 1024) {
+    bool active[kParts];
+    unsigned votes[kParts];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const Int64 row = first + part * 1024 + threadIdx.x;
+      active[part] = row < a.num_rows && is_active(a, row, target_of(a, row));
     }
-    if (active) a.rows[num_listed + sum + __popc(votes & ((1u << lane) - 1))] = row;
-    if (!active && forward && row < a.num_rows) write_neutral(a, row);
-    num_listed += all;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      votes[part] = __ballot_sync(kFullWarp, active[part]);
+      if (lane == 0) count[part][warp] = __popc(votes[part]);
+    }
+    __syncthreads();
+    if (warp < kParts) {
+      const int own = count[warp][lane];
+      int sum = own;
+#pragma unroll
+      for (int lanes = 1; lanes < 32; lanes *= 2) {
+        const int other = __shfl_up_sync(kFullWarp, sum, lanes);
+        sum += lane >= lanes ? other : 0;
+      }
+      count[warp][lane] = sum - own;
+      if (lane == 31) part_count[warp] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const Int64 row = first + part * 1024 + threadIdx.x;
+      if (active[part]) {
+        a.rows[num_listed + count[part][warp] + __popc(votes[part] & before)] = row;
+      } else if (forward && row < a.num_rows) {
+        write_neutral(a, row);
+      }
+      num_listed += part_count[part];
+    }
     __syncthreads();
   }
   if (threadIdx.x == 0) *a.num_active = num_listed;
