@@ -22,6 +22,11 @@ RLK_DEVICE int shift_of(float g) {
   return shift > 126 ? 126 : shift;
 }
 
+// 0 where there is none.
+RLK_DEVICE float upstream(const LinearLogpCudaArray& grad, Int64 row) {
+  return grad.data ? read_float(grad.data, row * grad.stride, grad.type) : 0.0f;
+}
+
 RLK_DEVICE Int64 padded_wave(const Args& a) {
   return ceil_div(a.wave_cols, kLinearLogpLeaf) * kLinearLogpLeaf;
 }
@@ -31,29 +36,43 @@ RLK_DEVICE Int64 padded_dim(const Args& a) { return ceil_div(dim(a), kChunk) * k
 struct GradShared {
   float max[kLogitsTile.rows];
   float log_sum[kLogitsTile.rows];
-  float grad[kLogitsTile.rows];
+  LinearLogpCudaRowGrad grad[kLogitsTile.rows];
 };
 
-// dZ in place of the logits. Columns beyond the vocabulary have a logit of -inf and so 0.
-RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const LogitsShared& s, const GradShared& g) {
+// dZ in place of what add_bias() left.
+template <bool kCap>
+RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s,
+                                 const GradShared& g) {
 #pragma unroll
   for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
     const int row = tile.row(i);
-    const float max = g.max[row], log_sum = g.log_sum[row], grad = g.grad[row];
-    const int target = s.target[row];
-    // A column of -inf has no gradient, not even as the target; a row of only -inf stays NaN.
+    const float scale = s.scale[row], max = g.max[row], log_sum = g.log_sum[row];
+    const LinearLogpCudaRowGrad grad = g.grad[row];
+    const int target = tile.element(s.target[row]);  // a constant to compare with, no register
+    // A column of -inf, which a softcap leaves none, has no gradient, not even as the target; a row
+    // of only -inf stays NaN.
     const float none = max == -infinity() ? nan() : -infinity();
 #pragma unroll
     for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float z = tile.at(i, j, e);
-        const float p = exp_f32((z - max) - log_sum);
-        const float hit = target == tile.col(j) + e ? 1.0f : 0.0f;
-        tile.at(i, j, e) = z == none ? 0.0f : grad * (hit - p);
+        float slope = 1.0f;
+        const float z = finish_logit<kCap>(a, tile.at(i, j, e), scale, slope);
+        const float log_p = (z - max) - log_sum;
+        float all = grad.all;
+        if constexpr (kMayHaveEntropy) all = fma_rn(grad.log_p, exponent_factor(log_p), all);
+        const float hit = target == 2 * j + e ? grad.target : 0.0f;
+        const float dz = fma_rn(-exp_f32(log_p), all, hit);
+        tile.at(i, j, e) = kCap ? dz * slope : z == none ? 0.0f : dz;
       }
     }
   }
+}
+RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s,
+                                 const GradShared& g) {
+  add_bias(tile, a, s);
+  if (!has_softcap(a)) return make_grad_logits<false>(tile, a, s, g);
+  make_grad_logits<true>(tile, a, s, g);
 }
 
 template <class Loop>
@@ -109,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(256)
   rlk::pack(copy);
 }
 
-// Upstream gradients of the active rows, in one block of 512 threads.
+// What dZ of the active rows is made of, in one block of 512 threads.
 extern "C" __global__ void __launch_bounds__(512)
     rlk_linear_logp_bwd_grads(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
   using namespace rlk;
@@ -119,12 +138,23 @@ extern "C" __global__ void __launch_bounds__(512)
 #pragma unroll 1
   for (Int64 i = threadIdx.x; i < num_active(a); i += 512) {
     const Int64 row = call_row(a, i);
-    const float g = read_float(a.grad.data, row * a.grad.stride, a.grad.type) * scale_of(a, row);
-    const int shift = kX == kFloat16 ? shift_of(g) : 0;
-    a.row_grad[i] = g * power_of_two(shift);
+    const float scale = scaled(a, scale_of(a, row));
+    const float of_logp = upstream(a.grad, row), of_lse = upstream(a.grad_lse, row);
+    float of_entropy = 0.0f, entropy = 0.0f;
+    if (kMayHaveEntropy && a.grad_entropy.data) {
+      of_entropy = upstream(a.grad_entropy, row);
+      entropy = a.entropy[row];
+    }
+    const float all = fma_rn(of_entropy, entropy, of_logp - of_lse);
+    // No |dZ| is larger: |p * (log p + entropy)| is at most entropy or 1 / e.
+    const float most =
+        fma_rn(abs_f32(of_entropy), entropy + 1.0f, abs_f32(of_logp) + abs_f32(of_lse)) * scale;
+    const int shift = kX == kFloat16 ? shift_of(most) : 0;
+    const float factor = power_of_two(shift);
+    a.row_grad[i] = {of_logp * scale * factor, all * scale * factor, of_entropy * scale * factor};
     a.row_shift[i] = shift;
-    const bool finite = g - g == 0.0f;
-    if (kX == kFloat16 && finite && g != 0.0f) atomicMin(&least, shift);
+    const bool finite = most - most == 0.0f;
+    if (kX == kFloat16 && finite && most != 0.0f) atomicMin(&least, shift);
   }
   __syncthreads();
   if (threadIdx.x == 0) *a.call_shift = least == 127 ? 0 : least;
@@ -176,8 +206,7 @@ extern "C" __global__ void __launch_bounds__(rlk::kLogitsTile.threads(), rlk::kL
   LogitsLoop tile;
   tile.zero();
   tile.run({s.hidden}, {s.weight}, static_cast<int>(dim(a)), stages);
-  make_logits(tile, s);
-  make_grad_logits(tile, s, g);
+  make_grad_logits(tile, a, s, g);
   T* const to = static_cast<T*>(a.grad_logits) + s.row0 * a.wave_pitch + (s.col0 - a.wave_begin);
   store_tile<kX>(tile, {s.num_rows, kLogitsTile.cols, true, 1}, stages,
                  [&](int row) { return to + row * a.wave_pitch; });

@@ -61,6 +61,11 @@ struct LinearLogpCudaArray {
   int type;  // a TypeCode of common/cuda/element.cuh
 };
 
+// What dZ of a row is made of: p * -(all + log_p * log p), plus `target` in the target's column.
+struct LinearLogpCudaRowGrad {
+  float target, all, log_p;
+};
+
 // Arguments of every entry but pack. Rows of a call are numbered 0 to num_rows; the active ones are
 // numbered anew, ascending. Workspace is 256-byte aligned.
 struct LinearLogpCudaArgs {
@@ -85,9 +90,8 @@ struct LinearLogpCudaArgs {
   LinearLogpCudaArray target;       // [num_rows] integers
   LinearLogpCudaArray temperature;  // [num_rows] floats or null: inverse_temperature for all
   float inverse_temperature;
-  // Kernels read these where kSoftcap, kLogitScale, kEntropy are not 0. Where one is -1: a softcap
-  // of 0 is none, a logit_scale of 1 changes nothing, partial_moment or grad_entropy null asks for
-  // no entropy.
+  // Read where kSoftcap, kLogitScale are not 0. Where one is -1: a softcap of 0 is none, a
+  // logit_scale of 1 changes nothing.
   float softcap, inverse_softcap;
   float logit_scale;
   LinearLogpCudaArray mask;  // [num_rows] or null
@@ -117,9 +121,9 @@ struct LinearLogpCudaArgs {
 
   // Backward. Values of active rows, made by the step grads.
   LinearLogpCudaArray grad, grad_entropy, grad_lse;  // [num_rows] upstream gradients, or null
-  float* row_grad;  // [num_rows] grad * inverse temperature * 2^row_shift
-  int* row_shift;   // [num_rows] fp16: brings |row_grad| into [2^13, 2^14); else 0
-  int* call_shift;  // [1] the shift of the largest gradient of the call
+  LinearLogpCudaRowGrad* row_grad;  // [num_rows] times inverse temperature, 2^row_shift
+  int* row_shift;   // [num_rows] fp16: brings a bound of |dZ| into [2^13, 2^14); else 0
+  int* call_shift;  // [1] the shift of the largest bound of the call
   const void*
       hidden_shifted;  // hidden for grad_weight: packed, fp16 scaled by 2^(call - row shift)
   long long hidden_shifted_pitch;

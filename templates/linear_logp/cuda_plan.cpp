@@ -21,6 +21,13 @@ class Planner {
     args().vocab = call.weight.shape[0];
     args().dim = call.weight.shape[1];
     args().num_rows = call.target.num_elements();
+    args().logit_scale = static_cast<float>(call.logit_scale);
+    if (call.softcap) {
+      args().softcap = static_cast<float>(*call.softcap);
+      args().inverse_softcap = 1.0f / args().softcap;
+    }
+    args().entropy = floats(call.entropy);
+    args().lse = floats(call.lse);
   }
 
   CudaPlan forward(Int64 workspace_bytes) {
@@ -31,10 +38,13 @@ class Planner {
     args().row_log_sum = floats(call_.row_log_sum);
     if (args().num_rows == 0) return plan_;
     const Int64 leaves = ceil_div(args().vocab, kLinearLogpLeaf);
-    const Int64 strip = strip_rows(std::min(k_strip_bytes, workspace_bytes) / (leaves * 8));
+    const Int64 partial_bytes = call_.entropy.present() ? 12 : 8;
+    const Int64 strip =
+        strip_rows(std::min(k_strip_bytes, workspace_bytes) / (leaves * partial_bytes));
     args().strip_rows = strip;
     args().partial_max = arena_.take<float>(leaves * strip);
     args().partial_sum = arena_.take<float>(leaves * strip);
+    if (call_.entropy.present()) args().partial_moment = arena_.take<float>(leaves * strip);
     args().target_logit = arena_.take<float>(strip);
     if (loop_.is_dynamic) {
       args().next_tile = arena_.take<unsigned>(ceil_div(args().num_rows, strip));
@@ -44,13 +54,15 @@ class Planner {
 
   CudaPlan backward(Int64 workspace_bytes) {
     args().grad = per_row(call_.grad_output);
+    args().grad_entropy = per_row(call_.grad_entropy);
+    args().grad_lse = per_row(call_.grad_lse);
     rows();
     operands();
     args().row_max = floats(call_.row_max);
     args().row_log_sum = floats(call_.row_log_sum);
     gradients();
     const Int64 rows = std::max<Int64>(args().num_rows, 1);
-    args().row_grad = arena_.take<float>(rows);
+    args().row_grad = arena_.take<LinearLogpCudaRowGrad>(rows);
     args().row_shift = arena_.take<int>(rows);
     args().call_shift = arena_.take<int>(1);
     args().hidden_shifted = args().hidden;

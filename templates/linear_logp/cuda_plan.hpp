@@ -72,7 +72,8 @@ struct CudaPlan {
   // Forward by the loop of sm_90a: hidden as it lies and its active rows side by side.
   runtime::cuda::MatrixView hidden, gathered;
 
-  std::array<LinearLogpCudaCopy, 6> copies{};  // target, mask, temperature, grad; hidden, weight
+  // target, mask, temperature, three gradients; hidden, weight
+  std::array<LinearLogpCudaCopy, 8> copies{};
   std::size_t num_row_copies = 0, num_copies = 0;
 };
 

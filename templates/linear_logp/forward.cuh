@@ -45,6 +45,9 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
                             const float* target_dots) {
   __shared__ float shared_max[LogitsLoop::kWarpCols][kLogitsTile.rows];
   __shared__ float shared_sum[LogitsLoop::kWarpCols][kLogitsTile.rows];
+  // With entropy: sums of exp(z - max) * (z - max).
+  __shared__ float shared_moment[kMayHaveEntropy ? LogitsLoop::kWarpCols : 1]
+                                [kMayHaveEntropy ? kLogitsTile.rows : 1];
   const bool first_lane = threadIdx.x % LogitsLoop::kRowLanes == 0;
 #pragma unroll
   for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
@@ -66,14 +69,23 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
       max = max_f32(max, shared_max[w][tile.row(i)]);
     }
     const float base = base_of(max);
-    float sum = 0.0f;
+    float sum = 0.0f, moment = 0.0f;
 #pragma unroll
     for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
-      sum = sum + exp_f32(tile.at(i, j, 0) - base);
-      sum = sum + exp_f32(tile.at(i, j, 1) - base);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float below = tile.at(i, j, e) - base;
+        const float term = exp_f32(below);
+        sum = sum + term;
+        if constexpr (kMayHaveEntropy) moment = fma_rn(term, exponent_factor(below), moment);
+      }
     }
     sum = sum_over_lanes(sum);
     if (first_lane) shared_sum[tile.warp_col()][tile.row(i)] = sum;
+    if constexpr (kMayHaveEntropy) {
+      moment = sum_over_lanes(moment);
+      if (first_lane) shared_moment[tile.warp_col()][tile.row(i)] = moment;
+    }
   }
   __syncthreads();
   const int row = threadIdx.x;
@@ -89,9 +101,15 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
     const Int64 to = s.col0 / kLinearLogpLeaf * a.strip_rows + strip_row;
     a.partial_max[to] = max;
     a.partial_sum[to] = sum;
+    if (kMayHaveEntropy && a.partial_moment) {
+      float moment = shared_moment[0][row];
+#pragma unroll
+      for (int w = 1; w < LogitsLoop::kWarpCols; ++w) moment = moment + shared_moment[w][row];
+      a.partial_moment[to] = moment;
+    }
     const int target = s.target[row];
     if (target >= 0) {
-      a.target_logit[strip_row] = logit(target_dots[row], s.bias[target], s.scale[row]);
+      a.target_logit[strip_row] = logit(a, target_dots[row], s.bias[target], s.scale[row]);
     }
   }
 }
@@ -112,7 +130,7 @@ RLK_DEVICE void forward_main(const Args& a) {
   tile.run({s.hidden}, {s.weight}, static_cast<int>(dim(a)), stages);
   __shared__ float target_dots[kLogitsTile.rows];
   find_target_dots(tile, s, target_dots);
-  make_logits(tile, s);
+  make_logits(tile, a, s);
   reduce_leaf(tile, a, s, target_dots);
 }
 

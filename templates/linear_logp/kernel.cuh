@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_logp on CUDA: log-probabilities of given targets, and their gradients.
 //
-//   z[r][v]  = (sum_k hidden[r][k] * weight[v][k] + bias[v]) * inverse_temperature[r]
-//   logp[r]  = (z[r][target] - max_v z) - log(sum_v exp(z - max))
-//   dZ[r][v] = grad[r] * inverse_temperature[r] * (1[v == target] - exp((z - max) - log_sum))
+//   x[r][v]    = logit_scale * (sum_k hidden[r][k] * weight[v][k] + bias[v])
+//   z[r][v]    = softcap * tanh(x / softcap) * inverse_temperature[r]; without softcap x * ...
+//   logp[r]    = (z[r][target] - max_v z) - log(sum_v exp(z - max))
+//   lse[r]     = max_v z + log(sum)
+//   entropy[r] = log(sum) - (sum_v exp(z - max) * (z - max)) / sum
+//   dZ[r][v]   = (g_logp * 1[v == target] - p * (g_logp - g_lse + g_entropy * (log p + entropy)))
+//                * inverse_temperature[r] * logit_scale * (1 - tanh(x / softcap)^2)
+//     where log p = (z - max) - log(sum), and g_* are the row's upstream gradients
 //   dhidden = dZ * weight, dweight = dZ^T * hidden, dbias[v] = sum_r dZ[r][v]
 //
 // Rendered before this text:
@@ -11,6 +16,10 @@
 //   kV             vocabulary size, or -1: run-time vocab
 //   kD             hidden size, or -1: run-time dim
 //   kTile          sm_90a and 16 bits: index of kLinearLogpSm90Tiles, or -1: the first
+//   kSoftcap       1: the softcap of the arguments; 0: none; -1: run-time, none where it is 0
+//   kLogitScale    1 or -1: the logit_scale of the arguments; 0: 1
+//   kEntropy       1: entropy (backward: its gradient); 0: none; -1: run-time, where arrays are
+//                  given
 // Macros:
 //   RLK_BACKWARD      1 gives the entries of the backward, 0 those of the forward
 //   RLK_SHARED_LIMIT  most shared bytes that a block of the target may have
@@ -42,7 +51,7 @@
 // With bwd_rows grad_hidden must be 0 before; strips and waves never show in the result.
 //
 // Operations: forward 2*N*V*D, backward 6*N*V*D. Memory: forward 8*N*ceil(V/192) bytes written and
-// read once; backward a wave of dZ written once and read once a product.
+// read once, 12 with entropy; backward a wave of dZ written once and read once a product.
 // A header's text comes once, so one that both passes need must stand before the choice.
 #include "linear_logp/logits.cuh"
 #if RLK_BACKWARD

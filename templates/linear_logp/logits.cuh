@@ -6,7 +6,7 @@
 #include "common/cuda/loop_fp32.cuh"
 #include "common/cuda/loop_sm80.cuh"
 #include "common/cuda/loop_sm90.cuh"
-#include "linear_logp/rows.cuh"
+#include "linear_logp/formula.cuh"
 
 namespace rlk {
 
@@ -87,17 +87,33 @@ RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int
     s.weight[i] = static_cast<const T*>(a.weight) + col * a.weight_pitch;
     const float bias =
         a.bias.data ? read_float(a.bias.data, col * a.bias.stride, a.bias.type) : 0.0f;
-    s.bias[i] = real ? bias : -infinity();
+    s.bias[i] = real || has_softcap(a) ? bias : -infinity();
   }
   __syncthreads();
 }
 
-// The logit from the dot product. Softcap and logit scale belong here, before the temperature.
-RLK_DEVICE float logit(float dot, float bias, float scale) { return (dot + bias) * scale; }
+// Columns beyond the vocabulary repeat the last one with a bias of -inf. Without a softcap they
+// become -inf by it, or NaN in a row where the last one is inf or NaN and so all is NaN; a softcap
+// makes a number of it, so the tile's elements are set there afterwards.
+RLK_DEVICE void set_tail(LogitsLoop& tile, const Args& a, const LogitsShared& s, float value) {
+  const Int64 left = vocab(a) - s.col0;
+  if (left >= kLinearLogpLeaf) return;
+#pragma unroll
+  for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const bool beyond = tile.col(j) + e >= static_cast<int>(left);
+#pragma unroll
+      for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
+        tile.at(i, j, e) = beyond ? value : tile.at(i, j, e);
+      }
+    }
+  }
+}
 
-// Turns dot products into logits. Columns beyond the vocabulary repeat the last one with a bias of
-// -inf: they become -inf, or NaN in a row where the last one is inf or NaN and so all is NaN.
-RLK_DEVICE void make_logits(LogitsLoop& tile, const LogitsShared& s) {
+// Turns dot products into logits.
+template <bool kCap>
+RLK_DEVICE void make_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s) {
   float scale[LogitsLoop::kRowsOfThread];
 #pragma unroll
   for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) scale[i] = s.scale[tile.row(i)];
@@ -106,10 +122,27 @@ RLK_DEVICE void make_logits(LogitsLoop& tile, const LogitsShared& s) {
     const float2 bias = *reinterpret_cast<const float2*>(&s.bias[tile.col(j)]);
 #pragma unroll
     for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
-      tile.at(i, j, 0) = logit(tile.at(i, j, 0), bias.x, scale[i]);
-      tile.at(i, j, 1) = logit(tile.at(i, j, 1), bias.y, scale[i]);
+      tile.at(i, j, 0) = logit<kCap>(a, tile.at(i, j, 0), bias.x, scale[i]);
+      tile.at(i, j, 1) = logit<kCap>(a, tile.at(i, j, 1), bias.y, scale[i]);
     }
   }
+}
+// The first step alone.
+RLK_DEVICE void add_bias(LogitsLoop& tile, const Args& a, const LogitsShared& s) {
+#pragma unroll
+  for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
+    const float2 bias = *reinterpret_cast<const float2*>(&s.bias[tile.col(j)]);
+#pragma unroll
+    for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
+      tile.at(i, j, 0) = start_logit(a, tile.at(i, j, 0), bias.x);
+      tile.at(i, j, 1) = start_logit(a, tile.at(i, j, 1), bias.y);
+    }
+  }
+}
+RLK_DEVICE void make_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s) {
+  if (!has_softcap(a)) return make_logits<false>(tile, a, s);
+  make_logits<true>(tile, a, s);
+  set_tail(tile, a, s, -infinity());
 }
 
 }  // namespace rlk

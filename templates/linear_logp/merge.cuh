@@ -2,15 +2,12 @@
 // The forward's steps that every loop of its products shares: rows, pack and merge; see kernel.cuh.
 #pragma once
 
-#include "linear_logp/rows.cuh"
+#include "linear_logp/formula.cuh"
 
 namespace rlk {
 
 constexpr int kMergeRows = 32;
 constexpr int kMergeSegments = 16;
-
-// A leaf of only -inf: take 0 as its maximum, so that terms are exp(-inf) = 0 and not NaN.
-RLK_DEVICE float base_of(float max) { return max == -infinity() ? 0.0f : max; }
 
 RLK_DEVICE void report_target(const Args& a, Int64 row, Int64 id) {
   DeviceError& error = *a.error;
@@ -42,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(rlk::kMergeRows* rlk::kMergeSegment
   using namespace rlk;
   __shared__ float segment_max[kMergeSegments][kMergeRows];
   __shared__ float segment_sum[kMergeSegments][kMergeRows];
+  __shared__ float segment_moment[kMayHaveEntropy ? kMergeSegments : 1][kMergeRows];
   const int lane = threadIdx.x % kMergeRows, segment = threadIdx.x / kMergeRows;
   const Int64 strip_row = Int64{blockIdx.x} * kMergeRows + lane;
   const Int64 active = a.first_row + strip_row;
@@ -78,6 +76,19 @@ extern "C" __global__ void __launch_bounds__(rlk::kMergeRows* rlk::kMergeSegment
     }
   }
   segment_sum[segment][lane] = sum;
+  float moment = 0.0f;
+  if (kMayHaveEntropy && a.partial_moment) {
+    const float* const first_moment = a.partial_moment + begin * a.strip_rows + strip_row;
+#pragma unroll 4
+    for (int i = 0; i < count; ++i) {
+      // The leaf's moment about its own maximum, moved to that of the row.
+      const float below = first_max[i * a.strip_rows] - base;
+      const float moved = fma_rn(exponent_factor(below), first_sum[i * a.strip_rows],
+                                 first_moment[i * a.strip_rows]);
+      moment = fma_rn(moved, exp_f32(below), moment);
+    }
+    segment_moment[segment][lane] = moment;
+  }
   __syncthreads();
   if (segment != 0 || !real) return;
 #pragma unroll 5
@@ -87,15 +98,21 @@ extern "C" __global__ void __launch_bounds__(rlk::kMergeRows* rlk::kMergeSegment
   const Int64 target = target_of(a, row);
   // Without a list of rows some may have been computed that are not active.
   if (!a.rows && !is_active(a, row, target)) return write_neutral(a, row);
-  const float log_sum = log_f32(sum);
+  float log_sum = log_f32(sum);
   float logp = nan();
   if (target >= 0 && target < vocab(a)) {
     logp = (a.target_logit[strip_row] - max) - log_sum;
   } else {
     report_target(a, row, target);
-    max = nan();  // the backward's gradients of the row too
+    max = log_sum = nan();  // all results of the row, and the backward's gradients
   }
   a.logp[row] = logp;
+  if (a.lse) a.lse[row] = max + log_sum;
+  if (kMayHaveEntropy && a.entropy) {
+#pragma unroll 5
+    for (int i = 1; i < kMergeSegments; ++i) moment = moment + segment_moment[i][lane];
+    a.entropy[row] = fma_rn(-moment, rcp_rn(sum), log_sum);
+  }
   if (!a.row_max) return;
   a.row_max[row] = max;
   a.row_log_sum[row] = log_sum;

@@ -36,6 +36,8 @@ RLK_DEVICE bool is_active(const Args& a, Int64 row, Int64 target) {
 // What a row that is not active gets in the forward.
 RLK_DEVICE void write_neutral(const Args& a, Int64 row) {
   a.logp[row] = 0.0f;
+  if (a.entropy) a.entropy[row] = 0.0f;
+  if (a.lse) a.lse[row] = 0.0f;
   if (a.row_max) a.row_max[row] = a.row_log_sum[row] = 0.0f;
 }
 

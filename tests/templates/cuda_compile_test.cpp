@@ -22,11 +22,13 @@
 namespace rlk {
 namespace {
 
-// Values by the label of the constant. The bench's shape, an odd vocabulary, and one below every
-// tile whose rows are not aligned.
+// Values by the label of the constant. The bench's shape, an odd vocabulary with every option, and
+// a vocabulary below every tile whose rows are not aligned.
 using Shape = std::map<std::string_view, std::int64_t>;
 const Shape k_shapes[] = {
-    {{"V", 131072}, {"D", 2048}}, {{"V", 50257}, {"D", 4096}}, {{"V", 193}, {"D", 33}}};
+    {{"V", 131072}, {"D", 2048}, {"softcap", 0}, {"logit_scale", 0}, {"entropy", 0}},
+    {{"V", 50257}, {"D", 4096}, {"softcap", 1}, {"logit_scale", 1}, {"entropy", 1}},
+    {{"V", 193}, {"D", 33}, {"softcap", 0}, {"logit_scale", 0}, {"entropy", 1}}};
 
 std::vector<std::unique_ptr<jit::NvrtcCompiler>> compilers() {
   std::vector<std::unique_ptr<jit::NvrtcCompiler>> made;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// exp and log of CUDA templates: one instruction or our own polynomial, never a device library, so
-// that bits do not follow the compiler's version.
+// exp, log and tanh of CUDA templates: an instruction or our own polynomial, never a device
+// library, so that bits do not follow the compiler's version.
 #pragma once
 
 #include "common/cuda/ptx.cuh"
@@ -37,6 +37,32 @@ RLK_DEVICE float log_f32(float x) {
   if (x == 0.0f) return -infinity();
   if (x == infinity()) return x;
   return x == x ? r : x;
+}
+
+// tanh(x), and slope = 1 - tanh(x)^2, each to within 3 ulp, near 0 and where it vanishes too.
+// tanh is odd; infinities give 1 and -1, NaN stays NaN.
+RLK_DEVICE float tanh_f32(float x, float& slope) {
+  const float size = abs_f32(x);
+  // r = 1 / (e^2|x| + 1) = (1 - tanh|x|) / 2, in [0, 1/2].
+  const float r = rcp_approx(ex2_approx(size * (2 * kLog2E)) + 1.0f);
+  slope = 4.0f * fma_rn(-r, r, r);
+  const float large = fma_rn(-2.0f, r, 1.0f);
+  const float with_sign =
+      __uint_as_float(__float_as_uint(large) | (__float_as_uint(x) & 0x80000000u));
+  // Near 0 that cancels: x + x^3 * P(x^2), 2e-8 from tanh there.
+  const float square = x * x;
+  float p = 1.3039792e-3f;
+  p = fma_rn(p, square, -6.8600932e-3f);
+  p = fma_rn(p, square, 2.0904148e-2f);
+  p = fma_rn(p, square, -5.3721491e-2f);
+  p = fma_rn(p, square, 1.3330360e-1f);
+  p = fma_rn(p, square, -3.3333212e-1f);
+  const float small = fma_rn(p * square, x, x);
+  return size < 0.9f ? small : with_sign;
+}
+RLK_DEVICE float tanh_f32(float x) {
+  float slope;
+  return tanh_f32(x, slope);
 }
 
 }  // namespace rlk

@@ -103,6 +103,17 @@ RLK_DEVICE float rcp_rn(float x) {
   asm("rcp.rn.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// 1 / x to within an ulp; inf gives 0.
+RLK_DEVICE float rcp_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+RLK_DEVICE float abs_f32(float x) {
+  float y;
+  asm("abs.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 RLK_DEVICE float shfl_xor(float x, int lanes) { return __shfl_xor_sync(kFullWarp, x, lanes); }
 
 RLK_DEVICE float cvt_f32_f16(Bits16 x) {

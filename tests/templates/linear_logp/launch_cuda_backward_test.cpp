@@ -54,6 +54,34 @@ TEST_F(LaunchCudaBackwardTest, EverythingReachesTheSteps) {
   expect_sound_workspace(all, workspace_, DType::bf16);
 }
 
+// Of any stride and type.
+TEST_F(LaunchCudaBackwardTest, EveryUpstreamGradientReachesTheSteps) {
+  const CudaCase wanted{
+      .pass = k_bwd, .softcap = 30.0, .logit_scale = 0.5, .has_entropy = true, .has_lse = true};
+  LinearLogpCall call = make(wanted);
+  call.grad_output = {};
+  call.grad_entropy = view(tensor(DType::bf16, {1000}), {3});
+  call.grad_lse = view(tensor(DType::f64, {1000}), {0});
+  run(call, wanted);
+  ASSERT_EQ(names(), "grads dz dh dw");
+  const auto all = steps();
+  for (const CudaStep& step : all) {
+    const LinearLogpCudaArgs& args = step.args;
+    EXPECT_EQ(args.softcap, 30.0f);
+    EXPECT_EQ(args.inverse_softcap, 1.0f / 30.0f);
+    EXPECT_EQ(args.logit_scale, 0.5f);
+    EXPECT_EQ(args.entropy, call.entropy.data);
+    EXPECT_EQ(args.grad.data, nullptr);
+    EXPECT_EQ(args.grad_entropy.data, call.grad_entropy.data);
+    EXPECT_EQ(args.grad_entropy.stride, 3);
+    EXPECT_EQ(args.grad_entropy.type, 2);
+    EXPECT_EQ(args.grad_lse.data, call.grad_lse.data);
+    EXPECT_EQ(args.grad_lse.stride, 0);
+    EXPECT_EQ(args.grad_lse.type, 4);
+  }
+  expect_sound_workspace(all, workspace_, DType::bf16);
+}
+
 TEST_F(LaunchCudaBackwardTest, OnlyTheGradientsThatAreWanted) {
   for (int needs = 0; needs < 8; ++needs) {
     const CudaCase wanted{.pass = k_bwd,

@@ -264,5 +264,29 @@ TEST_F(LaunchCudaCopiesTest, ManyRowsOfACopyShareBlocks) {
   expect_sound_workspace(all, workspace_, DType::bf16);
 }
 
+TEST_F(LaunchCudaCopiesTest, EveryOperandMayNeedACopy) {
+  CudaCase wanted{.dim = 63,
+                  .pass = jit::Pass::bwd,
+                  .has_mask = true,
+                  .has_temperature = true,
+                  .has_entropy = true,
+                  .has_lse = true};
+  LinearLogpCall call = make(wanted);
+  // Two leading axes that no one stride walks.
+  call.hidden = view(tensor(call.hidden.dtype, {10, 100, 63}), {70000, 64, 1});
+  for (Tensor* each : {&call.target, &call.mask, &call.temperature, &call.grad_output,
+                       &call.grad_entropy, &call.grad_lse}) {
+    *each = view(tensor(each->dtype, {10, 100}), {128, 1});
+  }
+  run(call, wanted);
+  EXPECT_EQ(names(), "pack pack pack pack pack pack rows pack pack grads dz dh dw");
+  const LinearLogpCudaArgs args = steps().back().args;
+  for (const auto* each : {&args.grad, &args.grad_entropy, &args.grad_lse}) {
+    EXPECT_EQ(each->stride, 1);
+    EXPECT_GE(reinterpret_cast<std::uintptr_t>(each->data), FakeWorkspace::k_address);
+  }
+  expect_sound_workspace(steps(), workspace_, DType::bf16);
+}
+
 }  // namespace
 }  // namespace rlk::test

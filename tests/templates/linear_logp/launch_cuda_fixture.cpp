@@ -22,13 +22,19 @@ LinearLogpCall LaunchCudaTest::make(const CudaCase& wanted) {
   if (wanted.has_temperature) call.temperature = tensor(DType::f32, {wanted.rows});
   if (wanted.has_mask) call.mask = tensor(DType::boolean, {wanted.rows});
   call.ignore_index = wanted.ignore_index;
+  call.softcap = wanted.softcap;
+  call.logit_scale = wanted.logit_scale;
+  if (wanted.has_entropy) call.entropy = tensor(DType::f32, {wanted.rows});
   call.row_max = tensor(DType::f32, {wanted.rows});
   call.row_log_sum = tensor(DType::f32, {wanted.rows});
   if (wanted.pass == jit::Pass::fwd) {
     call.log_prob = tensor(DType::f32, {wanted.rows});
+    if (wanted.has_lse) call.lse = tensor(DType::f32, {wanted.rows});
     return call;
   }
   call.grad_output = tensor(DType::f32, {wanted.rows});
+  if (wanted.has_entropy) call.grad_entropy = tensor(DType::f32, {wanted.rows});
+  if (wanted.has_lse) call.grad_lse = tensor(DType::f32, {wanted.rows});
   if (wanted.needs_hidden) call.grad_hidden = tensor(dtype, {wanted.rows, wanted.dim});
   if (wanted.needs_weight) call.grad_weight = tensor(dtype, {wanted.vocab, wanted.dim});
   if (wanted.needs_bias) call.grad_bias = tensor(dtype, {wanted.vocab});
@@ -110,11 +116,12 @@ std::vector<Array> arrays_of(const std::vector<CudaStep>& steps, int element_byt
     EXPECT_EQ(args.num_active, args.rows == nullptr ? nullptr : args.rows + args.num_rows);
     add("partial_max", args.partial_max, leaves * args.strip_rows * 4);
     add("partial_sum", args.partial_sum, leaves * args.strip_rows * 4);
+    add("partial_moment", args.partial_moment, leaves * args.strip_rows * 4);
     add("target_logit", args.target_logit, args.strip_rows * 4);
     if (args.first_row == 0 && args.strip_rows > 0) {
       add("next_tile", args.next_tile, ceil_div(rows, args.strip_rows) * 4);
     }
-    add("row_grad", args.row_grad, rows * 4);
+    add("row_grad", args.row_grad, rows * 12);
     add("row_shift", args.row_shift, rows * 4);
     add("call_shift", args.call_shift, 4);
     add("grad_logits", args.grad_logits, rows * args.wave_pitch * element_bytes);

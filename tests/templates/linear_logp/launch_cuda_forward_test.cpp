@@ -33,6 +33,11 @@ TEST_F(LaunchCudaForwardTest, AlignedOperandsAreReadInPlace) {
     EXPECT_EQ(args.bias.data, nullptr);
     EXPECT_EQ(args.temperature.data, nullptr);
     EXPECT_EQ(args.inverse_temperature, 1.0f);
+    EXPECT_EQ(args.softcap, 0.0f) << "none";
+    EXPECT_EQ(args.logit_scale, 1.0f);
+    EXPECT_EQ(args.entropy, nullptr);
+    EXPECT_EQ(args.lse, nullptr);
+    EXPECT_EQ(args.partial_moment, nullptr);
     EXPECT_EQ(args.mask.data, nullptr);
     EXPECT_EQ(args.has_ignore_index, 0);
     EXPECT_EQ(args.logp, call.log_prob.data);
@@ -83,6 +88,33 @@ TEST_F(LaunchCudaForwardTest, OptionsReachTheKernels) {
   fake_.launches.clear();
   run(call, wanted);
   EXPECT_EQ(steps()[1].args.inverse_temperature, 1.0f / static_cast<float>(0.3));
+}
+
+TEST_F(LaunchCudaForwardTest, SoftcapAndLogitScaleAreRoundedOnce) {
+  const auto all = run({.softcap = 30.1, .logit_scale = 0.0625001});
+  for (const CudaStep& step : all) {
+    EXPECT_EQ(step.args.softcap, 30.1f);
+    EXPECT_EQ(step.args.inverse_softcap, 1.0f / 30.1f);
+    EXPECT_EQ(step.args.logit_scale, 0.0625001f);
+  }
+}
+
+TEST_F(LaunchCudaForwardTest, EntropyTakesAThirdPartialAndLseNone) {
+  for (const bool has_entropy : {false, true}) {
+    const CudaCase wanted{.has_entropy = has_entropy, .has_lse = true};
+    const LinearLogpCall call = make(wanted);
+    workspace_.requests.clear();
+    fake_.launches.clear();
+    run(call, wanted);
+    ASSERT_EQ(names(), "main merge");
+    const auto all = steps();
+    for (const CudaStep& step : all) {
+      EXPECT_EQ(step.args.lse, call.lse.data);
+      EXPECT_EQ(step.args.entropy, call.entropy.data);
+      EXPECT_EQ(step.args.partial_moment != nullptr, has_entropy);
+    }
+    expect_sound_workspace(all, workspace_, DType::bf16);
+  }
 }
 
 // Without mask and ignore_index nothing is compacted.
@@ -147,7 +179,9 @@ void expect_strips(const std::vector<CudaStep>& all, const CudaCase& wanted, Int
     ASSERT_LT(Int64{all[i].blocks}, Int64{1} << 31);
     ASSERT_EQ(Int64{all[i + 1].blocks}, args.strip_rows / 32);
     if (args.strip_rows > tile_rows) {
-      EXPECT_LE(args.strip_rows * leaves * 8, std::min(64, wanted.budget_mib) * Int64{1} << 20);
+      const Int64 partial_bytes = wanted.has_entropy ? 12 : 8;
+      EXPECT_LE(args.strip_rows * leaves * partial_bytes,
+                std::min(64, wanted.budget_mib) * Int64{1} << 20);
     }
     next += args.strip_rows;
   }
@@ -160,6 +194,7 @@ TEST_F(LaunchCudaForwardTest, RowsGoInStrips) {
        {CudaCase{.rows = 262144, .vocab = 250000, .dim = 4096},
         CudaCase{.rows = 262144, .vocab = 128256, .dim = 8192},
         CudaCase{.rows = 4096, .vocab = 131072, .dim = 2048},
+        CudaCase{.rows = 4096, .vocab = 131072, .has_entropy = true, .budget_mib = 9},
         CudaCase{.rows = 6400, .vocab = 250000}, CudaCase{.rows = 6401, .vocab = 250000},
         CudaCase{.rows = 4096, .vocab = 131072, .budget_mib = 2},
         CudaCase{.rows = 4096, .vocab = 131072, .budget_mib = 1},
