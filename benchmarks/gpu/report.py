@@ -117,9 +117,9 @@ def figures(parts: Parts, kernels: list[dict[str, Any]]) -> list[Figure]:
     """The bars that the CUDA path holds itself to."""
     found = []
     for part, which, bar, words in (
-        ("main", "fwd", 2.0, "forward"),
+        ("main", "fwd", 0.98, "forward"),
         ("main", "fwd+bwd", 8.0, "forward + backward"),
-        ("odd", "fwd", 2.2, "odd V, forward"),
+        ("odd", "fwd", 1.0, "odd V, forward"),
     ):
         row = run_of(parts, part, which)
         sizes = MAIN if part == "main" else ODD
@@ -136,6 +136,7 @@ def figures(parts: Parts, kernels: list[dict[str, Any]]) -> list[Figure]:
     error = max((e for e in errors if e is not None), default=None)
     what = "largest error of the log-probs, float64"
     found.append(Figure(what, error, "", ERROR_BAR, "benchmark inputs, all rows", strict=False))
+    found += forward_figures(parts)
     found += first_call_figures(parts) + host_figures(parts) + bit_figures(parts)
     spilled = [kernel["spilled_bytes"] for kernel in kernels if "spilled_bytes" in kernel]
     what, text = "bytes spilled", f"{len(spilled)} kernels that the run compiled"
@@ -163,6 +164,37 @@ def best_peer(parts: Parts, part: str, which: str) -> str:
         return ""
     best = min(rows, key=lambda row: row["ratio"])
     return f"best peer {best['candidate']} {best['ratio']:.2f} g"
+
+
+def forward_figures(parts: Parts) -> list[Figure]:
+    """Of the part "forward": each shape against the product, and options against none."""
+    shapes: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in parts.get("forward", {}).get("runs", []):
+        name = "x".join(str(row[key]) for key in SHAPE)
+        shapes.setdefault(name, {})[row["candidate"]] = row
+    found = []
+    for name, rows in shapes.items():
+        alone = next(row for row in rows.values() if "bar" in row)
+        text = f"{alone['ms']:.3f} ms, g {alone['g_ms']:.3f} ms" if "ms" in alone else note(alone)
+        if "ratio" in rows.get("rlk, ignore_index", {}):
+            text += f"; with ignore_index {rows['rlk, ignore_index']['ratio']:.3f} g"
+        found.append(Figure(f"forward {name}", alone.get("ratio"), "g", alone["bar"], text, False))
+        if "ms" not in alone:
+            continue
+        if bound := alone["weight_bound_ms"]:
+            what = f"forward {name} over one read of the weight"
+            found.append(Figure(what, alone["ms"] / bound, "x", 1.25, f"{bound:.3f} ms", False))
+        for other, row in rows.items():
+            bar = {"rlk, half": 0.60, "rlk, entr": 1.05, "rlk, gene": 1.15}.get(other[:9])
+            if "ratio" in row and row is not alone and other != "rlk, ignore_index":
+                ratio = row["ratio"] / alone["ratio"]
+                found.append(Figure(f"{other}, {name}", ratio, "x", bar, strict=False))
+    memory = [row.get("extra_mib") for row in parts.get("forward", {}).get("runs", [])]
+    most = max((mib for mib in memory if mib is not None), default=None)
+    found.append(Figure("extra memory, forward, those shapes", most, "MiB", 64, strict=False))
+    long = parts.get("forward", {}).get("memory_mib")
+    found.append(Figure("the same, 131072 rows", long, "MiB", 64, strict=False))
+    return found
 
 
 def first_call_figures(parts: Parts) -> list[Figure]:

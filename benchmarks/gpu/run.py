@@ -27,7 +27,18 @@ from gpu import report
 from gpu.job import Job
 
 # In the order of a run: what would be missed most comes first.
-PARTS = ("card", "main", "first_call", "host", "odd", "budgets", "variants", "rows", "dtypes")
+PARTS = (
+    "card",
+    "main",
+    "forward",
+    "first_call",
+    "host",
+    "odd",
+    "budgets",
+    "variants",
+    "rows",
+    "dtypes",
+)
 MOST_TRIES = 4
 MOST_SECONDS = 150.0  # of one try
 PROGRAM = str(Path(__file__).resolve().parents[1] / "linear_logp.py")
@@ -35,11 +46,12 @@ PROGRAM = str(Path(__file__).resolve().parents[1] / "linear_logp.py")
 
 def measurer(part: str) -> Callable[[Job], dict[str, Any]]:
     """What a part's process runs."""
-    from gpu import facts, first_call, host, shapes
+    from gpu import facts, first_call, forward, host, shapes
 
     return {
         "card": facts.measure,
         "main": shapes.main_shape,
+        "forward": forward.measure,
         "first_call": first_call.measure,
         "host": host.measure,
         "odd": shapes.odd_vocab,

@@ -65,12 +65,13 @@ struct Fold {
     unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
       const int strip_row = static_cast<int>(at.row) * Sm90Loop::kRows + tile.row(i);
       const float max = row_max(tile, i);
-      const float sum = row_sum(tile, i, max);
+      const Sums sums = row_sums(tile, i, max);
       if (strip_row >= num_rows) return;
       if (thread_index() % 4 == 0) {
         const Int64 to = at.col * a.strip_rows + strip_row;
         a.partial_max[to] = max;
-        a.partial_sum[to] = sum;
+        a.partial_sum[to] = sums.sum;
+        if (kMayHaveEntropy && a.partial_moment) a.partial_moment[to] = sums.moment;
       }
       const int element = tile.element(s.target[tile.row(i) - tile.first_row()]);
       if (element < 0) return;
@@ -86,6 +87,7 @@ struct Fold {
   }
 
  private:
+  // Each step in a pass of its own over the accumulators, left out where it changes nothing.
   RLK_DEVICE void make_logits(Sm90Loop& tile, const FoldShared& s, TilePosition at) {
     if (a.bias.data) {
 #pragma unroll
@@ -97,14 +99,18 @@ struct Fold {
         });
       }
     }
-    unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
-      const float scale = s.scale[tile.row(i) - tile.first_row()];
-#pragma unroll
-      for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
-        tile.at(i, j, 0) = tile.at(i, j, 0) * scale;
-        tile.at(i, j, 1) = tile.at(i, j, 1) * scale;
-      }
-    });
+    if (kLogitScale != 0 && a.logit_scale != 1.0f) {
+      for_each(tile, [&](auto, float z) { return z * a.logit_scale; });
+    }
+    if (has_softcap(a)) {
+      for_each(tile, [&](auto, float z) { return a.softcap * tanh_f32(z * a.inverse_softcap); });
+    }
+    if (a.temperature.data || a.inverse_temperature != 1.0f) {
+      float scale[Sm90Loop::kRowsOfThread];
+      unrolled<Sm90Loop::kRowsOfThread>(
+          [&](auto i) { scale[i] = s.scale[tile.row(i) - tile.first_row()]; });
+      for_each(tile, [&](auto i, float z) { return z * scale[i]; });
+    }
     const Int64 num_cols = vocab(a) - at.col * kLinearLogpLeaf;
     if (num_cols >= kLinearLogpLeaf) return;
 #pragma unroll
@@ -114,6 +120,17 @@ struct Fold {
         if (tile.col(j) + 1 >= num_cols) tile.at(i, j, 1) = -infinity();
       });
     }
+  }
+
+  template <class Change>
+  static RLK_DEVICE void for_each(Sm90Loop& tile, Change change) {
+    unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
+#pragma unroll
+      for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
+        tile.at(i, j, 0) = change(i, tile.at(i, j, 0));
+        tile.at(i, j, 1) = change(i, tile.at(i, j, 1));
+      }
+    });
   }
 
   template <class Index>
@@ -127,17 +144,32 @@ struct Fold {
     max = max_f32(max, shfl_xor(max, 1));
     return max_f32(max, shfl_xor(max, 2));
   }
+
+  struct Sums {
+    float sum = 0.0f;     // of exp(z - max)
+    float moment = 0.0f;  // of exp(z - max) * (z - max), with entropy
+  };
   template <class Index>
-  static RLK_DEVICE float row_sum(Sm90Loop& tile, Index i, float max) {
+  static RLK_DEVICE Sums row_sums(Sm90Loop& tile, Index i, float max) {
     const float base = base_of(max);
-    float sum = 0.0f;
+    Sums s;
 #pragma unroll
     for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
-      sum = sum + exp_f32(tile.at(i, j, 0) - base);
-      sum = sum + exp_f32(tile.at(i, j, 1) - base);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float below = tile.at(i, j, e) - base;
+        const float term = exp_f32(below);
+        s.sum = s.sum + term;
+        if constexpr (kMayHaveEntropy) s.moment = fma_rn(term, exponent_factor(below), s.moment);
+      }
     }
-    sum = sum + shfl_xor(sum, 1);
-    return sum + shfl_xor(sum, 2);
+    s.sum = s.sum + shfl_xor(s.sum, 1);
+    s.sum = s.sum + shfl_xor(s.sum, 2);
+    if constexpr (kMayHaveEntropy) {
+      s.moment = s.moment + shfl_xor(s.moment, 1);
+      s.moment = s.moment + shfl_xor(s.moment, 2);
+    }
+    return s;
   }
 };
 
