@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sm_90a loop with the plainest epilogue, for its test: C = A * B^T in fp32.
+// Macros: X (2 bf16, 3 fp16), ROWS, STAGES, PING_PONG, DYNAMIC, A_LANES, B_LANES.
+#include "common/cuda/loop_sm90.cuh"
+
+namespace rlk {
+
+struct Shape {
+  static constexpr int kRows = ROWS, kStages = STAGES;
+  static constexpr bool kPingPong = PING_PONG, kDynamic = DYNAMIC;
+};
+constexpr Major kMajorA = A_LANES ? Major::kLanes : Major::kTerms;
+constexpr Major kMajorB = B_LANES ? Major::kLanes : Major::kTerms;
+using Loop = LoopSm90<X, Shape, kMajorA, kMajorB>;
+
+struct GemmArgs {
+  float* c;  // [m][n]
+  int m, n, k, group_rows;
+  unsigned* counter;
+};
+
+struct Store {
+  const GemmArgs& g;
+  RLK_DEVICE void begin(Loop&, TilePosition) {}
+  RLK_DEVICE void end(Loop& tile, TilePosition at) {
+    unrolled<Loop::kRowsOfThread>([&](auto i) {
+      const int row = static_cast<int>(at.row) * Loop::kRows + tile.row(i);
+#pragma unroll
+      for (int j = 0; j < Loop::kPairsOfThread; ++j) {
+        const int col = static_cast<int>(at.col) * Loop::kCols + tile.col(j);
+        float* const to = g.c + Int64{row} * g.n + col;
+        if (row < g.m && col < g.n) to[0] = tile.at(i, j, 0);
+        if (row < g.m && col + 1 < g.n) to[1] = tile.at(i, j, 1);
+      }
+    });
+  }
+};
+
+extern __shared__ __align__(1024) unsigned char stages[];
+
+}  // namespace rlk
+
+extern "C" __global__ void __launch_bounds__(rlk::Loop::kThreads, 1)
+    gemm(const __grid_constant__ rlk::GemmArgs g, const __grid_constant__ rlk::TensorMap a,
+         const __grid_constant__ rlk::TensorMap b) {
+  using namespace rlk;
+  __shared__ Loop::Shared shared;
+  const Raster raster(ceil_div(g.m, Loop::kRows), ceil_div(g.n, Loop::kCols), g.group_rows);
+  Store store{g};
+  Loop::run({a, b, 0, g.k, raster, g.counter}, shared, stages, store);
+}

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix loop of sm_90a by itself: every operand layout, schedule and odd size."""
+
+import ctypes
+import itertools
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+from on_device import cuda_only, torch
+
+HERE = Path(__file__).resolve().parent
+TEMPLATES = HERE.parents[2] / "templates"
+CODES = {"bfloat16": 2, "float16": 3}  # of templates/common/cuda/element.cuh
+MAP_TYPES = {"bfloat16": 9, "float16": 6}  # CU_TENSOR_MAP_DATA_TYPE_*
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+pytestmark = [
+    pytest.mark.gpu,
+    cuda_only,
+    pytest.mark.skipif(
+        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+        reason="the device is not of compute capability 9.0",
+    ),
+]
+
+# Rows of a tile, stages, ping-pong, dynamic.
+LOOPS = [(128, 5, 1, 1), (128, 4, 0, 0), (64, 7, 1, 0), (64, 7, 1, 1), (256, 3, 0, 1)]
+# One element, whole tiles, and sizes that end within a tile, a box and a swizzled row.
+SIZES = [(1, 1, 8), (64, 192, 64), (200, 300, 136), (1000, 777, 1040), (513, 2000, 72)]
+
+
+def check(code: int) -> None:
+    assert code == 0, f"error {code}"
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    torch.zeros(1, device="cuda")  # makes the context current
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@cache
+def nvrtc() -> ctypes.CDLL:
+    named = os.environ.get("RLK_TEST_NVRTC", "").split(":")[0]
+    if not named:
+        pytest.skip("RLK_TEST_NVRTC names no NVRTC")
+    return ctypes.CDLL(named)
+
+
+def compiled(**macros: int) -> ctypes.c_void_p:
+    """The kernel of gemm_sm90.cu with these macros."""
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    source = (HERE / "gemm_sm90.cu").read_bytes()
+    check(nvrtc().nvrtcCreateProgram(ctypes.byref(program), source, b"gemm.cu", 0, None, None))
+    options = ["--gpu-architecture=sm_90a", "-std=c++20", "--fmad=false", f"-I{TEMPLATES}"]
+    options += ["--device-as-default-execution-space"]
+    options += [f"-D{name}={value}" for name, value in macros.items()]
+    words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    code = nvrtc().nvrtcCompileProgram(program, len(options), words)
+    if code != 0:
+        nvrtc().nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc().nvrtcGetProgramLog(program, log)
+        raise AssertionError(log.value.decode())
+    check(nvrtc().nvrtcGetCUBINSize(program, ctypes.byref(size)))
+    cubin = ctypes.create_string_buffer(size.value)
+    check(nvrtc().nvrtcGetCUBIN(program, cubin))
+    module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+    check(driver().cuModuleLoadData(ctypes.byref(module), cubin))
+    check(driver().cuModuleGetFunction(ctypes.byref(kernel), module, b"gemm"))
+    return kernel
+
+
+class GemmArgs(ctypes.Structure):
+    _fields_ = [
+        ("c", ctypes.c_void_p),
+        ("m", ctypes.c_int),
+        ("n", ctypes.c_int),
+        ("k", ctypes.c_int),
+        ("group_rows", ctypes.c_int),
+        ("counter", ctypes.c_void_p),
+    ]
+
+
+class TensorMap:
+    """128 bytes on a multiple of 64."""
+
+    def __init__(self, matrix, box_rows: int) -> None:
+        self._room = ctypes.create_string_buffer(192)
+        self.address = (ctypes.addressof(self._room) + 63) // 64 * 64
+        rows, cols = matrix.shape
+        kind = MAP_TYPES[str(matrix.dtype).removeprefix("torch.")]
+        code = driver().cuTensorMapEncodeTiled(
+            ctypes.c_void_p(self.address), kind, 2, ctypes.c_void_p(matrix.data_ptr()),
+            (ctypes.c_uint64 * 2)(cols, rows), (ctypes.c_uint64 * 1)(matrix.stride(0) * 2),
+            (ctypes.c_uint32 * 2)(64, box_rows), (ctypes.c_uint32 * 2)(1, 1), 0, 3, 3, 0,
+        )  # fmt: skip
+        check(code)
+
+
+def along_lanes(matrix):
+    """[k][lane], rows of whole 16 bytes."""
+    lanes, terms = matrix.shape
+    room = torch.zeros(terms, -(-lanes // 8) * 8, device="cuda", dtype=matrix.dtype)
+    room[:, :lanes] = matrix.T
+    return room
+
+
+def product(kernel, a, b, m: int, n: int, k: int, loop: tuple, majors: tuple, blocks: int):
+    rows, stages, _, _ = loop
+    shared_bytes = (rows + 192) * 64 * 2 * stages
+    check(driver().cuFuncSetAttribute(kernel, MAX_DYNAMIC_SHARED, shared_bytes))
+    c = torch.full((m, n), float("nan"), device="cuda")
+    counter = torch.zeros(1, device="cuda", dtype=torch.int32)
+    maps = (
+        TensorMap(along_lanes(a) if majors[0] else a, 64 if majors[0] else rows),
+        TensorMap(along_lanes(b) if majors[1] else b, 64 if majors[1] else 192),
+    )
+    args = GemmArgs(c.data_ptr(), m, n, k, 2, counter.data_ptr())
+    pointers = (ctypes.c_void_p * 3)(ctypes.addressof(args), maps[0].address, maps[1].address)
+    check(
+        driver().cuLaunchKernel(
+            kernel, blocks, 1, 1, 384, 1, 1, shared_bytes,
+            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream), pointers, None,
+        )
+    )  # fmt: skip
+    torch.cuda.synchronize()
+    return c
+
+
+@pytest.mark.parametrize("majors", list(itertools.product((0, 1), (0, 1))), ids=str)
+@pytest.mark.parametrize("dtype", CODES)
+def test_products(dtype, majors):
+    torch.manual_seed(0)
+    first: dict[tuple, torch.Tensor] = {}
+    for loop in LOOPS:
+        rows, stages, ping_pong, dynamic = loop
+        kernel = compiled(
+            X=CODES[dtype], ROWS=rows, STAGES=stages, PING_PONG=ping_pong, DYNAMIC=dynamic,
+            A_LANES=majors[0], B_LANES=majors[1],
+        )  # fmt: skip
+        for m, n, k in SIZES:
+            generator = torch.Generator("cuda").manual_seed(m)
+            a = torch.randn(m, k, device="cuda", generator=generator).to(getattr(torch, dtype))
+            b = torch.randn(n, k, device="cuda", generator=generator).to(getattr(torch, dtype))
+            for blocks in (1, 7, 132):
+                c = product(kernel, a, b, m, n, k, loop, majors, blocks)
+                what = f"{m} x {n} x {k}, loop {loop}, {blocks} blocks"
+                # Bits do not follow the tile, the schedule or the grid.
+                want = first.setdefault((m, n, k), c)
+                assert torch.equal(c, want), what
+            exact = a.double() @ b.double().T
+            error = (c.double() - exact).abs().max() / exact.abs().max()
+            assert error < 1e-5, what
