@@ -82,7 +82,8 @@ class Reference:
                 bent = np.tanh(x / cap)
                 self.slope = 1 / np.cosh(np.clip(x / cap, -350, 350)) ** 2
                 x = cap * bent
-                self.slope_error = 2 * np.abs(bent) * self.chain * sizes / cap
+                error = 2 * np.abs(bent) * self.chain * sizes / cap
+                self.slope_error = np.where(np.isfinite(sizes), error, 0)
             z = x / heat
             sizes = sizes / heat
             top = z.max(axis=1, keepdims=True)
@@ -97,7 +98,7 @@ class Reference:
             self.entropy = terms.sum(axis=1)
             away = np.where(self.logs == -np.inf, 0, self.logs + self.entropy[:, None])
             self.away = away
-        largest = np.where(np.isfinite(z), sizes, 0).max(axis=1)
+        largest = np.where(np.isfinite(z) & np.isfinite(sizes), sizes, 0).max(axis=1)
         self.rounding = self.chain * largest
         # An error of each logit reaches the entropy by p (log p + H).
         self.entropy_rounding = self.rounding * (self.p * np.abs(away)).sum(axis=1)
