@@ -158,6 +158,8 @@ void add_choice(CLI::App& command, const std::string& models, KernelChoice& choi
       ->check(CLI::Range(1, 1 << 20));
   command.add_option("--vocab", choice.shape.vocab, "Rows of the head where it was resized")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
+  command.add_flag("--entropy", choice.shape.entropy,
+                   "Also the kernels of calls that ask for the entropy");
 }
 
 // The commands that look at a cache.

@@ -100,18 +100,23 @@ std::string names_of(const std::vector<Target>& targets) {
   return names;
 }
 
+std::vector<jit::ModelShape> chosen_shapes(const KernelChoice& choice) {
+  std::vector<jit::ModelShape> shapes;
+  for (const std::string& model : choice.models) {
+    shapes.push_back(jit::read_model_shape(model, choice.shape));
+  }
+  return shapes;
+}
+
 std::vector<jit::Specialization> chosen_kernels(const KernelChoice& choice,
                                                 const std::vector<Target>& targets) {
   const auto asked = named_targets(choice);
-  jit::WarmPlan plan{.shapes = {},
+  jit::WarmPlan plan{.shapes = chosen_shapes(choice),
                      .ops = named(choice.ops, "--op", op_names()),
                      .passes = named(choice.passes, "--pass", k_passes),
                      .dtypes = named(choice.dtypes, "--dtype", k_dtypes),
                      .targets = asked.empty() ? targets : asked};
   if (plan.ops.empty()) plan.ops.assign(templates::ops().begin(), templates::ops().end());
-  for (const std::string& model : choice.models) {
-    plan.shapes.push_back(jit::read_model_shape(model, choice.shape));
-  }
   return jit::kernels_of(plan);
 }
 

@@ -30,6 +30,9 @@ std::vector<Target> own_targets(const Settings& settings);
 
 std::string names_of(const std::vector<Target>& targets);  // "sm_80, sm_90a"
 
+// The models in their order. Throws InvalidArgument.
+std::vector<jit::ModelShape> chosen_shapes(const KernelChoice& choice);
+
 // What calls of the models would ask for; `targets` where none is named. Throws InvalidArgument,
 // which names the option.
 std::vector<jit::Specialization> chosen_kernels(const KernelChoice& choice,

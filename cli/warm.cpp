@@ -70,6 +70,34 @@ std::vector<jit::Specialization> kernels_of(const Context& context, const WarmCo
   return kernels;
 }
 
+// Of the models whose logits are more than a product: what calls must pass to run these kernels.
+void tell_options(const Context& context, const KernelChoice& choice) {
+  const auto shapes = chosen_shapes(choice);
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    std::string options;
+    if (shapes[i].logit_scale != 1) {
+      options += fmt::format(" logit_scale={:.9g}", shapes[i].logit_scale);
+    }
+    if (shapes[i].softcap) options += fmt::format(" softcap={:.9g}", *shapes[i].softcap);
+    if (options.empty()) continue;
+    context.out << fmt::format("{}: calls with{}\n", printable(choice.models[i]), options);
+  }
+}
+
+Json json_of(const KernelChoice& choice) {
+  Json models = Json::array();
+  const auto shapes = chosen_shapes(choice);
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const auto& shape = shapes[i];
+    models.push_back({{"model", choice.models[i]},
+                      {"vocab", shape.vocab},
+                      {"hidden", shape.hidden},
+                      {"logit_scale", shape.logit_scale},
+                      {"softcap", shape.softcap ? Json(*shape.softcap) : Json()}});
+  }
+  return models;
+}
+
 void note_in_manifest(const cache::StoreOptions& store,
                       const std::vector<jit::WarmResult>& results) {
   std::vector<std::string> names;
@@ -83,8 +111,8 @@ void note_in_manifest(const cache::StoreOptions& store,
 
 class Report {
  public:
-  Report(const Context& context, std::size_t num_kernels)
-      : context_(context), progress_(context, num_kernels) {}
+  Report(const Context& context, const KernelChoice& choice, std::size_t num_kernels)
+      : context_(context), choice_(choice), progress_(context, num_kernels) {}
 
   void add(const jit::WarmResult& result) {
     ++counts_[result.outcome];
@@ -118,6 +146,7 @@ class Report {
     Json json;
     json["folder"] = folder;
     json["seconds"] = seconds.count();
+    json["models"] = json_of(choice_);
     json["kernels"] = Json::array();
     for (const auto& result : results) {
       json["kernels"].push_back(
@@ -134,6 +163,7 @@ class Report {
  private:
   using Clock = std::chrono::steady_clock;
   const Context& context_;
+  const KernelChoice& choice_;
   Progress progress_;
   std::map<jit::WarmOutcome, std::size_t> counts_;
   const Clock::time_point start_ = Clock::now();
@@ -160,7 +190,8 @@ int warm(const Context& context, const WarmCommand& asked) {
                 << ", as here; --arch names others\n";
   }
   const HeardSignals signals;
-  Report report(context, kernels.size());
+  if (!context.json) tell_options(context, asked.choice);
+  Report report(context, asked.choice, kernels.size());
   const auto results = jit::warm(
       kernels, options, [&](const jit::WarmResult& result) { report.add(result); },
       [] { return signal_seen != 0; });

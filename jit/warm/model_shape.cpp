@@ -8,10 +8,12 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string_view>
+#include <utility>
 
 namespace rlk::jit {
 namespace {
@@ -29,6 +31,13 @@ constexpr std::int64_t k_most_hidden = std::int64_t{1} << 24;
 constexpr const char* k_vocab_names[] = {"padded_vocab_size", "vocab_size", "n_vocab"};
 constexpr const char* k_hidden_names[] = {
     "word_embed_proj_dim", "hidden_size", "n_embd", "d_model", "n_embed", "dim"};
+constexpr const char* k_softcap_name = "final_logit_softcapping";  // Gemma, Grok
+// Factors of the logits: Cohere and MPT, Falcon-H1, Grok.
+constexpr const char* k_factor_names[] = {"logit_scale", "lm_head_multiplier",
+                                          "output_multiplier_scale"};
+// Granite's divisor. HyperCLOVA X multiplies by it, MiniCPM's code does not read it.
+constexpr const char* k_divisor_name = "logits_scaling";
+
 // Where multimodal models keep their language model.
 constexpr const char* k_nested_names[] = {"text_config",      "llm_config",     "language_config",
                                           "language_model",   "thinker_config", "decoder",
@@ -50,8 +59,15 @@ class Config {
     if (found == nullptr && !vocab) {
       fail("expected a vocab_size, found none; --vocab gives it");
     }
-    return {vocab ? *vocab : size(*found, "vocab_size", k_most_vocab),
-            size(*hidden, "hidden_size", k_most_hidden)};
+    ModelShape shape{vocab ? *vocab : size(*found, "vocab_size", k_most_vocab),
+                     size(*hidden, "hidden_size", k_most_hidden)};
+    if (const auto cap = number(text, k_softcap_name); cap && *cap != 0) {
+      if (*cap < 0)
+        fail(fmt::format("{}: expected a number above 0, got {}", k_softcap_name, *cap));
+      shape.softcap = cap;
+    }
+    shape.logit_scale = logit_scale(text, shape.hidden);
+    return shape;
   }
 
  private:
@@ -125,41 +141,87 @@ class Config {
     return nullptr;
   }
 
+  // A number; nothing where it is absent or null.
+  std::optional<double> number(const Json& object, const char* name) const {
+    const auto value = object.find(name);
+    if (value == object.end() || value->is_null()) return std::nullopt;
+    if (value->is_number()) return value->get<double>();
+    fail(fmt::format("{}: expected a number, got {}", name, text_of(*value)));
+  }
+
+  double logit_scale(const Json& text, std::int64_t hidden) const {
+    double scale = 1;
+    for (const char* name : k_factor_names) {
+      const auto value = text.find(name);
+      const bool is_word = value != text.end() && *value == "inv_sqrt_d_model";  // of MPT
+      scale *=
+          is_word ? 1 / std::sqrt(static_cast<double>(hidden)) : number(text, name).value_or(1);
+    }
+    const auto type = text.find("model_type");
+    const std::string model =
+        type != text.end() && type->is_string() ? type->get<std::string>() : "";
+    const double divisor = number(text, k_divisor_name).value_or(1);
+    if (model.starts_with("minicpm")) return scale;
+    if (divisor == 0) fail(fmt::format("{}: expected a number but 0, got 0", k_divisor_name));
+    return model == "hyperclovax" ? scale * divisor : scale / divisor;
+  }
+
+  // What is nested may be so deep that printing it would run out of stack.
+  static std::string text_of(const Json& value) {
+    if (value.is_structured()) return std::string("an ") + value.type_name();
+    return value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 40);
+  }
+
   std::int64_t size(const Json& value, const char* name, std::int64_t most) const {
     if (value.is_number_integer()) {
       const auto number = value.get<std::int64_t>();
       if (number >= 1 && number <= most) return number;
     }
-    // What is nested may be so deep that printing it would run out of stack.
-    const std::string got = value.is_structured()
-                                ? std::string("an ") + value.type_name()
-                                : value.dump(-1, ' ', true, Json::error_handler_t::replace);
     fail(fmt::format("{}: expected a whole number from 1 to {}, got {}", name, most,
-                     got.substr(0, 40)));
+                     text_of(value)));
   }
 
   const std::string& word_;
   const fs::path file_;
 };
 
-// "V=128256,D=4096" in either order.
+// The value of "name=value", for another name or anything but a value above 0 nothing.
+template <class Number>
+std::optional<Number> value_of(std::string_view part, std::string_view name) {
+  if (!part.starts_with(name)) return std::nullopt;
+  Number number = 0;
+  const auto [end, error] = std::from_chars(part.data() + name.size(), part.end(), number);
+  if (error != std::errc{} || end != part.end()) return std::nullopt;
+  return number;
+}
+
+// One part of "V=128256,D=4096,softcap=30"; false where it is none, or one too many.
+bool take_part(std::string_view part, ModelShape& shape) {
+  if (const auto vocab = value_of<std::int64_t>(part, "V=")) {
+    return std::exchange(shape.vocab, *vocab) == 0 && *vocab >= 1 && *vocab <= k_most_vocab;
+  }
+  if (const auto hidden = value_of<std::int64_t>(part, "D=")) {
+    return std::exchange(shape.hidden, *hidden) == 0 && *hidden >= 1 && *hidden <= k_most_hidden;
+  }
+  if (const auto softcap = value_of<double>(part, "softcap=")) {
+    return !std::exchange(shape.softcap, softcap) && std::isfinite(*softcap) && *softcap > 0;
+  }
+  if (const auto scale = value_of<double>(part, "logit_scale=")) {
+    return std::exchange(shape.logit_scale, *scale) == 1 && std::isfinite(*scale);
+  }
+  return false;
+}
+
+// "V=128256,D=4096" in any order.
 std::optional<ModelShape> parse_sizes(const std::string& word) {
   if (!word.starts_with("V=") && !word.starts_with("D=")) return std::nullopt;
   ModelShape shape;
   for (std::size_t begin = 0; begin <= word.size();) {
     const auto part = std::string_view(word).substr(begin, word.find(',', begin) - begin);
     begin += part.size() + 1;
-    std::int64_t number = 0;
-    const auto [end, error] = std::from_chars(part.data() + std::min<std::size_t>(2, part.size()),
-                                              part.data() + part.size(), number);
-    const bool is_vocab = part.starts_with("V=");
-    std::int64_t& size = is_vocab ? shape.vocab : shape.hidden;
-    const bool is_sound = error == std::errc{} && end == part.data() + part.size() && number >= 1 &&
-                          number <= (is_vocab ? k_most_vocab : k_most_hidden);
-    if ((!is_vocab && !part.starts_with("D=")) || !is_sound || size != 0) {
+    if (!take_part(part, shape)) {
       throw InvalidArgument("model: {}: expected V=128256,D=4096, got \"{}\"", word, part);
     }
-    size = number;
   }
   if (shape.vocab == 0 || shape.hidden == 0) {
     throw InvalidArgument("model: {}: expected V=128256,D=4096, {} is missing", word,
@@ -195,6 +257,7 @@ ModelShape read_model_shape(const std::string& word, const ShapeOptions& options
         word, options.num_shards, shape.vocab);
   }
   shape.vocab /= options.num_shards;
+  shape.entropy = options.entropy;
   return shape;
 }
 

@@ -12,6 +12,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include <iterator>
+#include <span>
+
 namespace rlk::bind {
 namespace {
 
@@ -83,6 +86,14 @@ TensorArgument bind_argument(py::handle object, const char* argument, const Line
   return bind_tensor(object, argument, stream == 0 ? k_default_stream : stream);
 }
 
+double bind_number(py::handle object, const char* argument, const char* expected) {
+  const double value = PyFloat_AsDouble(object.ptr());
+  if (PyErr_Occurred() == nullptr) return value;
+  PyErr_Clear();
+  throw InvalidArgument("linear_logp: {}: expected {}, got {}", argument, expected,
+                        Py_TYPE(object.ptr())->tp_name);
+}
+
 void bind_temperature(py::handle object, Arguments& into) {
   const bool is_number = PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr());
   // NumPy scalars and 0-d tensors convert to a number as well.
@@ -95,18 +106,12 @@ void bind_temperature(py::handle object, Arguments& into) {
     into.call.temperature = into.temperature.tensor;
     return;
   }
-  const double value = PyFloat_AsDouble(object.ptr());
-  if (PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    throw InvalidArgument("linear_logp: temperature: expected a number or a tensor [...], got {}",
-                          Py_TYPE(object.ptr())->tp_name);
-  }
-  into.call.temperature_value = value;
+  into.call.temperature_value = bind_number(object, "temperature", "a number or a tensor [...]");
 }
 
 Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
-                         py::handle temperature, py::handle mask, py::handle ignore_index,
-                         py::handle stream) {
+                         py::handle temperature, py::handle softcap, py::handle logit_scale,
+                         py::handle mask, py::handle ignore_index, py::handle stream) {
   const bool has_stream = PyLong_Check(stream.ptr());
   Arguments bound;
   bound.hidden = bind_tensor(hidden, "linear_logp: hidden",
@@ -126,6 +131,8 @@ Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target
   call.device = call.hidden.device;
   call.ignore_index = bind_ignore_index(ignore_index);
   bind_temperature(temperature, bound);
+  if (!softcap.is_none()) call.softcap = bind_number(softcap, "softcap", "a number or None");
+  call.logit_scale = bind_number(logit_scale, "logit_scale", "a number");
   for (auto [tensor, argument] :
        {std::pair{&call.hidden, "hidden"}, std::pair{&call.weight, "weight"},
         std::pair{&call.target, "target"}}) {
@@ -137,8 +144,7 @@ Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target
 }
 
 // Runs the call; its results are `outputs`.
-void run(LinearLogpCall& call, const Framework& framework,
-         std::initializer_list<const Output*> outputs) {
+void run(LinearLogpCall& call, const Framework& framework, std::span<const Output> outputs) {
   std::unique_ptr<runtime::Workspace> workspace;
   if (call.device.kind == Device::Kind::cuda) {
     workspace = make_workspace(framework, call.device, call.stream);
@@ -148,58 +154,80 @@ void run(LinearLogpCall& call, const Framework& framework,
     jit::Dispatcher::instance().run(call);
     workspace.reset();
   });
-  for (const Output* output : outputs) {
-    if (output->array != nullptr) output->array->finish(call.stream);
+  for (const Output& output : outputs) {
+    if (output.array != nullptr) output.array->finish(call.stream);
   }
 }
 
+// The log-prob, or where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
+// what is not.
 py::object forward(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
-                   py::handle temperature, py::handle mask, py::handle ignore_index,
-                   py::handle stream, bool save) {
-  auto bound =
-      bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index, stream);
-  templates::linear_logp_op.check(bound.call);  // before outputs of a wrong shape are made
-  const Output log_prob = bound.make_per_row();
-  bound.call.log_prob = log_prob.tensor;
-  if (!save) {
-    run(bound.call, bound.hidden.framework, {&log_prob});
-    return log_prob.object;
+                   py::handle temperature, py::handle softcap, py::handle logit_scale,
+                   py::handle mask, py::handle ignore_index, py::handle stream, bool return_entropy,
+                   bool return_lse, bool save) {
+  auto bound = bind_arguments(hidden, weight, target, bias, temperature, softcap, logit_scale, mask,
+                              ignore_index, stream);
+  LinearLogpCall& call = bound.call;
+  templates::linear_logp_op.check(call);  // before outputs of a wrong shape are made
+  Output outputs[5];
+  const auto make = [&](Output& output, Tensor& slot) {
+    output = bound.make_per_row();
+    slot = output.tensor;
+  };
+  make(outputs[0], call.log_prob);
+  if (return_entropy) make(outputs[1], call.entropy);
+  if (return_lse) make(outputs[2], call.lse);
+  if (save) make(outputs[3], call.row_max);
+  if (save) make(outputs[4], call.row_log_sum);
+  run(call, bound.hidden.framework, outputs);
+  if (!return_entropy && !return_lse && !save) return outputs[0].object;
+  py::tuple results(std::size(outputs));
+  for (std::size_t i = 0; i < std::size(outputs); ++i) {
+    results[i] = outputs[i].object ? outputs[i].object : py::none();
   }
-  const Output row_max = bound.make_per_row(), row_log_sum = bound.make_per_row();
-  bound.call.row_max = row_max.tensor;
-  bound.call.row_log_sum = row_log_sum.tensor;
-  run(bound.call, bound.hidden.framework, {&log_prob, &row_max, &row_log_sum});
-  return py::make_tuple(log_prob.object, row_max.object, row_log_sum.object);
+  return results;
 }
 
-py::tuple backward(py::handle grad_output, py::handle hidden, py::handle weight, py::handle target,
-                   py::handle bias, py::handle temperature, py::handle mask,
-                   py::handle ignore_index, py::handle stream, py::handle row_max,
-                   py::handle row_log_sum, bool needs_hidden, bool needs_weight, bool needs_bias) {
-  auto bound =
-      bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index, stream);
+py::tuple backward(py::handle grad_output, py::handle grad_entropy, py::handle grad_lse,
+                   py::handle hidden, py::handle weight, py::handle target, py::handle bias,
+                   py::handle temperature, py::handle softcap, py::handle logit_scale,
+                   py::handle mask, py::handle ignore_index, py::handle stream, py::handle row_max,
+                   py::handle row_log_sum, py::handle entropy, bool needs_hidden, bool needs_weight,
+                   bool needs_bias) {
+  auto bound = bind_arguments(hidden, weight, target, bias, temperature, softcap, logit_scale, mask,
+                              ignore_index, stream);
   LinearLogpCall& call = bound.call;
-  const TensorArgument grad = bind_argument(grad_output, "linear_logp: grad_output", call);
   call.pass = jit::Pass::bwd;
-  call.grad_output = grad.tensor;
-  // Checked with the gradients that are asked for, before any is allocated.
-  if (needs_bias)
-    call.grad_bias = call.bias.present() ? call.bias : dense_tensor(nullptr, DType::f32, {}, {});
-  templates::linear_logp_op.check(call);
-
-  Output log_prob, own_max, own_log_sum;
+  const TensorArgument of_output = bind_argument(grad_output, "linear_logp: grad_output", call);
+  const TensorArgument of_entropy = bind_argument(grad_entropy, "linear_logp: grad_entropy", call);
+  const TensorArgument of_lse = bind_argument(grad_lse, "linear_logp: grad_lse", call);
+  call.grad_output = of_output.tensor;
+  call.grad_entropy = of_entropy.tensor;
+  call.grad_lse = of_lse.tensor;
   const TensorArgument saved_max = bind_tensor(row_max, "linear_logp: row_max");
   const TensorArgument saved_log_sum = bind_tensor(row_log_sum, "linear_logp: row_log_sum");
-  if (saved_max.tensor.present()) {
-    call.row_max = saved_max.tensor;
-    call.row_log_sum = saved_log_sum.tensor;
-  } else {
-    // Without autograd nothing was saved: the forward runs again for its two values a row.
+  const TensorArgument saved_entropy = bind_tensor(entropy, "linear_logp: entropy");
+  call.row_max = saved_max.tensor;
+  call.row_log_sum = saved_log_sum.tensor;
+  call.entropy = saved_entropy.tensor;
+  const bool runs_forward = !call.row_max.present();
+  const Tensor none_yet = dense_tensor(nullptr, DType::f32, {}, {});
+  if (runs_forward && call.grad_entropy.present()) call.entropy = none_yet;
+  // Checked with the gradients that are asked for, before any is allocated.
+  if (needs_bias) call.grad_bias = call.bias.present() ? call.bias : none_yet;
+  templates::linear_logp_op.check(call);
+
+  Output log_prob, own_max, own_log_sum, own_entropy;
+  if (runs_forward) {
+    // Without autograd nothing was saved: the forward runs again for its values a row.
     LinearLogpCall first = call;
     first.pass = jit::Pass::fwd;
     first.log_prob = (log_prob = bound.make_per_row()).tensor;
     call.row_max = first.row_max = (own_max = bound.make_per_row()).tensor;
     call.row_log_sum = first.row_log_sum = (own_log_sum = bound.make_per_row()).tensor;
+    if (call.grad_entropy.present()) {
+      call.entropy = first.entropy = (own_entropy = bound.make_per_row()).tensor;
+    }
     run(first, bound.hidden.framework, {});
   }
 
@@ -213,24 +241,32 @@ py::tuple backward(py::handle grad_output, py::handle hidden, py::handle weight,
   if (needs_hidden) make(0, call.hidden, call.grad_hidden);
   if (needs_weight) make(1, call.weight, call.grad_weight);
   if (needs_bias) make(2, call.bias, call.grad_bias);
-  run(call, bound.hidden.framework, {&grads[0], &grads[1], &grads[2]});
+  run(call, bound.hidden.framework, grads);
   return py::make_tuple(results[0], results[1], results[2]);
 }
 
+// The backward of a call with return_entropy or return_lse is that of all its outputs.
 py::tuple explain(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
-                  py::handle temperature, py::handle mask, py::handle ignore_index,
-                  py::handle stream, bool backward) {
-  auto bound =
-      bind_arguments(hidden, weight, target, bias, temperature, mask, ignore_index, stream);
+                  py::handle temperature, py::handle softcap, py::handle logit_scale,
+                  py::handle mask, py::handle ignore_index, py::handle stream, bool return_entropy,
+                  bool return_lse, bool backward) {
+  auto bound = bind_arguments(hidden, weight, target, bias, temperature, softcap, logit_scale, mask,
+                              ignore_index, stream);
+  LinearLogpCall& call = bound.call;
+  templates::linear_logp_op.check(call);  // hidden has a last axis to leave out
+  const auto dims = call.hidden.dims();
+  const Tensor per_row =
+      dense_tensor(nullptr, DType::f32, call.device, dims.first(dims.size() - 1));
+  if (return_entropy) call.entropy = per_row;
+  if (return_lse) call.lse = per_row;
   if (backward) {
-    templates::linear_logp_op.check(bound.call);  // hidden has a last axis to leave out
-    bound.call.pass = jit::Pass::bwd;
-    const auto dims = bound.call.hidden.dims();
-    bound.call.grad_output =
-        dense_tensor(nullptr, DType::f32, bound.call.device, dims.first(dims.size() - 1));
+    call.pass = jit::Pass::bwd;
+    call.grad_output = per_row;
+    if (return_entropy) call.grad_entropy = per_row;
+    if (return_lse) call.grad_lse = per_row;
   }
   jit::Explanation found;
-  without_gil([&] { found = jit::Dispatcher::instance().explain(bound.call); });
+  without_gil([&] { found = jit::Dispatcher::instance().explain(call); });
   return py::make_tuple(found.kernel, found.key, found.variant, found.source, found.reason);
 }
 

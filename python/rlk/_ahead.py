@@ -143,6 +143,7 @@ def warm(
     passes: str | Iterable[str] = ("fwd", "bwd"),
     tp: int = 1,
     vocab: int | None = None,
+    entropy: bool = False,
     trace: Word | Iterable[Word] = (),
     cuda: int | None = None,
     jobs: int | None = None,
@@ -154,7 +155,9 @@ def warm(
     folder's manifest, from which `preload` reads. An interrupt keeps what is done.
 
     Args:
-        models: Hugging Face config.json files, folders with one, or "V=128256,D=4096".
+        models: Hugging Face config.json files, folders with one, or "V=128256,D=4096". Of a
+            configuration, softcap and logit scale are read too: the kernels are those of calls
+            that pass them. "V=256000,D=2304,softcap=30,logit_scale=0.5" says them without one.
         arch: targets such as "sm_90a" or "x86-64-v4"; None: for models, what `preload` without a
             device loads; for traces, the recorded ones. Of a trace, kernels of others are left out.
         op: ops by name; None: all.
@@ -162,6 +165,7 @@ def warm(
         passes: "fwd", "bwd".
         tp: ranks that share the vocabulary: each has V / tp of its rows.
         vocab: rows of the head as it is, where the embeddings were resized.
+        entropy: also compile for calls that ask for the entropy, and its gradient.
         trace: files that RLK_TRACE has recorded.
         cuda: compile by NVRTC of this CUDA major; None: the newest that the driver takes.
         jobs: compile so many at once; None: one a core, as far as memory goes.
@@ -182,6 +186,7 @@ def warm(
     repeated = {"--arch": arch, "--op": op, "--dtype": dtype, "--pass": passes, "--trace": trace}
     for flag, given in repeated.items():
         options += [word for value in _words(given or ()) for word in (flag, value)]
+    options += ["--entropy"] if entropy else []
     single = {"--tp": tp, "--vocab": vocab, "--cuda": cuda, "--jobs": jobs}
     for flag, number in single.items():
         options += [] if number is None else [flag, str(number)]

@@ -38,50 +38,75 @@ class _LinearLogp(torch.autograd.Function):
         target: Any,
         bias: Any,
         temperature: Any,
+        softcap: Any,
+        logit_scale: Any,
         mask: Any,
         ignore_index: Any,
         stream: Any,
+        return_entropy: bool,
+        return_lse: bool,
     ) -> Any:
-        log_prob, row_max, row_log_sum = _core.linear_logp_forward(
-            hidden, weight, target, bias, temperature, mask, ignore_index, stream, True
+        log_prob, entropy, lse, row_max, row_log_sum = _core.linear_logp_forward(
+            hidden,
+            weight,
+            target,
+            bias,
+            temperature,
+            softcap,
+            logit_scale,
+            mask,
+            ignore_index,
+            stream,
+            return_entropy,
+            return_lse,
+            True,
         )
         # Saved for their check alone: it refuses a backward after an in-place change.
         others = (target, temperature, mask)
         tensors = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
-        ctx.save_for_backward(hidden, weight, bias, row_max, row_log_sum, *tensors)
-        ctx.others = (*others, ignore_index)
-        return log_prob
+        ctx.save_for_backward(hidden, weight, bias, row_max, row_log_sum, entropy, *tensors)
+        ctx.others = (target, temperature, softcap, logit_scale, mask, ignore_index)
+        ctx.set_materialize_grads(False)  # an output that the loss has not stays without a gradient
+        return log_prob, entropy, lse
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Any) -> Any:
-        hidden, weight, bias, row_max, row_log_sum, *_ = ctx.saved_tensors
-        target, temperature, mask, ignore_index = ctx.others
+    def backward(ctx: Any, grad_output: Any, grad_entropy: Any, grad_lse: Any) -> Any:
+        if grad_output is None and grad_entropy is None and grad_lse is None:
+            return (None,) * len(ctx.needs_input_grad)
+        hidden, weight, bias, row_max, row_log_sum, entropy, *_ = ctx.saved_tensors
+        target, temperature, softcap, logit_scale, mask, ignore_index = ctx.others
         needs_hidden, needs_weight, _, needs_bias, *_ = ctx.needs_input_grad
 
         def compute() -> Any:
             return _core.linear_logp_backward(
                 grad_output,
+                grad_entropy,
+                grad_lse,
                 hidden,
                 weight,
                 target,
                 bias,
                 temperature,
+                softcap,
+                logit_scale,
                 mask,
                 ignore_index,
                 None,
                 row_max,
                 row_log_sum,
+                entropy,
                 needs_hidden,
                 needs_weight,
                 needs_bias,
             )
 
         if torch.is_grad_enabled():  # create_graph
-            grads = _Gradients.apply(compute, grad_output, hidden, weight, bias)
+            upstream = (grad_output, grad_entropy, grad_lse)
+            grads = _Gradients.apply(compute, *upstream, hidden, weight, bias)
         else:
             grads = compute()
         grad_hidden, grad_weight, grad_bias = grads
-        return grad_hidden, grad_weight, None, grad_bias, None, None, None, None
+        return grad_hidden, grad_weight, None, grad_bias, *[None] * 8
 
 
 def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -95,10 +120,15 @@ def linear_logp(
     target: Any,
     bias: Any,
     temperature: Any,
+    softcap: Any,
+    logit_scale: Any,
     mask: Any,
     ignore_index: Any,
     stream: Any,
+    return_entropy: bool,
+    return_lse: bool,
 ) -> Any:
+    """(log_prob, entropy, lse), None where not asked for."""
     for name, operand in (("hidden", hidden), ("weight", weight), ("bias", bias)):
         if operand is not None and not isinstance(operand, torch.Tensor):
             raise InvalidArgument(
@@ -110,14 +140,34 @@ def linear_logp(
         ("weight", weight),
         ("bias", bias),
         ("temperature", temperature),
+        ("softcap", softcap),
+        ("logit_scale", logit_scale),
     ):
         if isinstance(operand, torch.Tensor) and _tangent(operand) is not None:
             raise Unsupported(
                 f"linear_logp: {name}: expected a tensor without a tangent (no forward-mode "
                 "derivative is there), got one with it"
             )
-    if isinstance(temperature, torch.Tensor) and temperature.requires_grad:
-        raise InvalidArgument(
-            "linear_logp: temperature: expected a tensor that needs no gradient, got one that does"
-        )
-    return _LinearLogp.apply(hidden, weight, target, bias, temperature, mask, ignore_index, stream)
+    for name, value, what in (
+        ("temperature", temperature, "tensor"),
+        ("softcap", softcap, "number"),
+        ("logit_scale", logit_scale, "number"),
+    ):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise InvalidArgument(
+                f"linear_logp: {name}: expected a {what} that needs no gradient, got one that does"
+            )
+    return _LinearLogp.apply(
+        hidden,
+        weight,
+        target,
+        bias,
+        temperature,
+        softcap,
+        logit_scale,
+        mask,
+        ignore_index,
+        stream,
+        return_entropy,
+        return_lse,
+    )

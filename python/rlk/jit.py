@@ -14,6 +14,7 @@ __all__ = [
     "CacheInfo",
     "Explanation",
     "LinearLogpGrads",
+    "LinearLogpResult",
     "Preloaded",
     "Warmed",
     "cache_info",
@@ -31,6 +32,15 @@ __all__ = [
 Tensor = Any  # a torch tensor, NumPy array or DLPack producer
 
 
+class LinearLogpResult(NamedTuple):
+    """What `linear_logp` returns where more than the log-prob is asked for, float32 ``[...]`` each;
+    None where not asked for."""
+
+    log_prob: Tensor  #: log p of the target
+    entropy: Tensor | None  #: -sum p log p over the vocabulary, in nats
+    lse: Tensor | None  #: log(sum exp z), of the logits that the softmax is taken of
+
+
 def linear_logp(
     hidden: Tensor,
     weight: Tensor,
@@ -38,13 +48,18 @@ def linear_logp(
     bias: Tensor | None = None,
     *,
     temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
     mask: Tensor | None = None,
     ignore_index: int | None = -100,
+    return_entropy: bool = False,
+    return_lse: bool = False,
     stream: int | None = None,
-) -> Tensor:
+) -> Any:
     """Log-probabilities of target ids, straight from hidden states; no [N, V] logits are formed.
 
-    ``log_softmax((hidden @ weight.T + bias) / temperature)[target]``, the logits in float32 from
+    ``log_softmax(z)[target]`` of the logits ``z = cap(logit_scale * (hidden @ weight.T + bias)) /
+    temperature``, in this order, ``cap(x) = softcap * tanh(x / softcap)``; all in float32 from
     the first to the last operation. A row's bits depend on that row alone: not on the batch, its
     position, strides or the number of threads. Differentiable in hidden, weight and bias for torch
     tensors. On a CUDA device the call is queued on the current stream and returns at once.
@@ -55,16 +70,21 @@ def linear_logp(
         target: ``[...]``, ids in ``[0, V)`` of any integer dtype.
         bias: ``[V]``, hidden's dtype or float32.
         temperature: a number above 0, or one a row, ``[...]``; rounded to float32.
-        mask: ``[...]``, bool, integer or float of 0 and 1. Rows of 0 are inactive: log-prob 0,
-            gradient 0, and their hidden state and target may hold anything.
+        softcap: a number above 0 that logits are capped to (Gemma 2: 30); None: they are not.
+        logit_scale: a number that logits are multiplied by (Cohere; Granite divides by it).
+        mask: ``[...]``, bool, integer or float of 0 and 1. Rows of 0 are inactive: log-prob,
+            entropy, lse and gradients 0, and their hidden state and target may hold anything.
         ignore_index: rows with this target are inactive as well; None: no target is special.
+        return_entropy: also give the entropy of each row's distribution, in nats.
+        return_lse: also give the log-sum-exp of each row's logits z.
         stream: CUDA stream handle to queue on, for tensors whose framework tells no current
             stream (CuPy and JAX through DLPack); None: the default stream. Not for torch tensors.
 
     Returns:
         float32 ``[...]``, at most 0: a torch tensor for torch tensors, a NumPy array for others on
         the CPU, an `rlk.Array` for others on CUDA. A target whose logit is -inf gives -inf, a row
-        whose logits are all -inf gives NaN.
+        whose logits are all -inf gives NaN. With return_entropy or return_lse a `LinearLogpResult`
+        (log_prob, entropy, lse), None where not asked for; each is differentiable.
 
     Raises:
         rlk.InvalidArgument: a shape, dtype, device or value is wrong (a ValueError). On CUDA a
@@ -76,7 +96,11 @@ def linear_logp(
         >>> log_probs = rlk.jit.linear_logp(hidden, lm_head.weight, tokens, temperature=0.7)
         >>> (-(advantages * log_probs).sum()).backward()
 
-    The formula is that of log-softmax, log p = (z_t - max z) - log(sum exp(z - max z)).
+        >>> out = rlk.jit.linear_logp(hidden, weight, tokens, softcap=30.0, return_entropy=True)
+        >>> (out.log_prob + 0.01 * out.entropy).sum().backward()
+
+    With M = max z, S = sum exp(z - M) and T = sum exp(z - M) (z - M) over the vocabulary, log p =
+    (z_t - M) - log S, the entropy is log S - T / S, and lse = M + log S.
     """
     # A call with torch tensors has imported torch; rlk never does.
     torch = sys.modules.get("torch")
@@ -84,16 +108,43 @@ def linear_logp(
     # The level has no public name; a torch without it is taken to be outside.
     tangents = torch is not None and getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
     if torch is not None and (tangents or torch.is_grad_enabled()):
-        for tensor in (hidden, weight, bias, temperature):
+        for tensor in (hidden, weight, bias, temperature, softcap, logit_scale):
             if isinstance(tensor, torch.Tensor) and (tangents or tensor.requires_grad):
                 from rlk import _torch
 
-                return _torch.linear_logp(
-                    hidden, weight, target, bias, temperature, mask, ignore_index, stream
+                log_prob, entropy, lse = _torch.linear_logp(
+                    hidden,
+                    weight,
+                    target,
+                    bias,
+                    temperature,
+                    softcap,
+                    logit_scale,
+                    mask,
+                    ignore_index,
+                    stream,
+                    return_entropy,
+                    return_lse,
                 )
-    return _core.linear_logp_forward(
-        hidden, weight, target, bias, temperature, mask, ignore_index, stream, False
+                if return_entropy or return_lse:
+                    return LinearLogpResult(log_prob, entropy, lse)
+                return log_prob
+    result = _core.linear_logp_forward(
+        hidden,
+        weight,
+        target,
+        bias,
+        temperature,
+        softcap,
+        logit_scale,
+        mask,
+        ignore_index,
+        stream,
+        return_entropy,
+        return_lse,
+        False,
     )
+    return LinearLogpResult(*result[:3]) if return_entropy or return_lse else result
 
 
 class LinearLogpGrads(NamedTuple):
@@ -105,26 +156,32 @@ class LinearLogpGrads(NamedTuple):
 
 
 def linear_logp_backward(
-    grad_output: Tensor,
+    grad_output: Tensor | None,
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None = None,
     *,
     temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
     mask: Tensor | None = None,
     ignore_index: int | None = -100,
+    grad_entropy: Tensor | None = None,
+    grad_lse: Tensor | None = None,
     stream: int | None = None,
     needs: tuple[str, ...] = ("hidden", "weight", "bias"),
 ) -> LinearLogpGrads:
     """Gradients of `linear_logp` for those without autograd.
 
-    Runs the forward once more for its two saved values a row, then the backward.
+    Runs the forward once more for its saved values a row, then the backward.
 
     Args:
-        grad_output: ``[...]``, the gradient of the loss with respect to the log-probs.
-        hidden, weight, target, bias, temperature, mask, ignore_index, stream: as in
-            `linear_logp`.
+        grad_output: ``[...]``, the gradient of the loss with respect to the log-probs; None: 0.
+        hidden, weight, target, bias, temperature, softcap, logit_scale, mask, ignore_index, stream:
+            as in `linear_logp`.
+        grad_entropy: ``[...]``, the gradient with respect to the entropy; None: 0.
+        grad_lse: ``[...]``, the gradient with respect to the log-sum-exp; None: 0.
         needs: which gradients to compute; "bias" is left out by itself where bias is None.
 
     Returns:
@@ -132,11 +189,15 @@ def linear_logp_backward(
         of what it is the gradient of, None where not asked for.
 
     Raises:
-        rlk.InvalidArgument: as `linear_logp`, and for a name in needs that is none of the three.
+        rlk.InvalidArgument: as `linear_logp`, for a name in needs that is none of the three, and
+            where all three gradients are None.
 
     Example:
         >>> grads = rlk.jit.linear_logp_backward(-advantages, hidden, weight, tokens)
         >>> weight -= 1e-3 * grads.weight
+
+    dz_j = grad_output (1[j = target] - p_j) + grad_lse p_j - grad_entropy p_j (log p_j + entropy),
+    then times 1 / temperature, 1 - tanh^2 of the cap, and logit_scale.
     """
     needs = needs if isinstance(needs, str) else tuple(needs)
     unknown = set(needs) - {"hidden", "weight", "bias"}
@@ -148,14 +209,19 @@ def linear_logp_backward(
         )
     grads = _core.linear_logp_backward(
         grad_output,
+        grad_entropy,
+        grad_lse,
         hidden,
         weight,
         target,
         bias,
         temperature,
+        softcap,
+        logit_scale,
         mask,
         ignore_index,
         stream,
+        None,
         None,
         None,
         "hidden" in needs,
@@ -188,14 +254,18 @@ def explain(
     bias: Tensor | None = None,
     *,
     temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
     mask: Tensor | None = None,
     ignore_index: int | None = -100,
+    return_entropy: bool = False,
+    return_lse: bool = False,
     backward: bool = False,
 ) -> Explanation:
     """Which variant `linear_logp` would run for these arguments, and why; nothing is compiled.
 
     Args:
-        backward: explain the backward in place of the forward.
+        backward: explain the backward in place of the forward: that of all outputs asked for.
         Others: as `linear_logp`.
 
     Raises:
@@ -206,7 +276,19 @@ def explain(
     """
     return Explanation(
         *_core.linear_logp_explain(
-            hidden, weight, target, bias, temperature, mask, ignore_index, None, backward
+            hidden,
+            weight,
+            target,
+            bias,
+            temperature,
+            softcap,
+            logit_scale,
+            mask,
+            ignore_index,
+            None,
+            return_entropy,
+            return_lse,
+            backward,
         )
     )
 

@@ -2,25 +2,44 @@
 // The backward: dZ of each leaf, the products that sum it up, and the stores of the sums.
 #pragma once
 
-#include "../common/cpu/math.h"
 #include "pack_cpu.h"
 
 namespace rlk {
 namespace {
 
-// dZ of one vector of rows over a leaf, in place of the dot products in c.
-RLK_INLINE void gradient_of_leaf(float* c, const float* bias, Int64 cols, VecF scale, VecF max,
-                                 VecF log_sum, VecF grad, VecI target) {
+RLK_INLINE bool has_entropy_grad(const Args& a) {
+  return kEntropy >= 0 ? kEntropy : a.grad_entropy != nullptr;
+}
+
+// dZ of one vector of rows over a leaf, in place of the dot products in c. `target` is the column
+// of the target in the leaf.
+RLK_INLINE void gradient_of_leaf(const Args& a, Int64 row, float* c, const float* bias, Int64 cols,
+                                 VecI target) {
+  const VecF scale = load(a.lane_scale + row), max = load(a.lane_max + row);
+  const VecF log_sum = load(a.lane_log_sum + row), grad = load(a.lane_grad + row);
+  const VecF rest = load(a.lane_grad_rest + row);
+  const bool has_entropy = has_entropy_grad(a);
+  const VecF grad_entropy = has_entropy ? load(a.lane_grad_entropy + row) : splat(0.0f);
+  const VecF entropy = has_entropy ? load(a.lane_entropy + row) : splat(0.0f);
   const VecF none = splat(-__builtin_inff());
 #pragma clang loop unroll(disable)
   for (Int64 v = 0; v < cols; ++v) {
-    const VecF z = logit(load(c + v * kPanel), bias[v], scale);
-    const VecF p = exp((z - max) - log_sum);
-    const VecF hit = select(target == static_cast<Int32>(v), splat(1.0f), splat(0.0f));
+    const auto [z, slope] = logit(a, load(c + v * kPanel), bias[v], scale);
+    const VecF l = (z - max) - log_sum;
+    const VecF of_p = has_entropy ? fma(-grad_entropy, l + entropy, rest) : rest;
+    const VecF hit = select(target == static_cast<Int32>(v), grad, splat(0.0f));
+    VecF dz = fma(of_p, exp(l), hit);
+    if (has_softcap(a)) dz = dz * slope;
     // A column of -inf has no gradient, not even as the target; a row of only -inf stays NaN.
-    const VecF dz = select((z == none) & (max != none), splat(0.0f), grad * (hit - p));
-    store(c + v * kPanel, dz);
+    store(c + v * kPanel, select((z == none) & (max != none), splat(0.0f), dz));
   }
+}
+
+// An upstream gradient of row i, as that of the raw logits.
+RLK_INLINE float scaled_grad(const Args& a, const float* grad, Int64 i) {
+  if (!grad) return 0.0f;
+  const float scaled = grad[a.first_row + i] * a.lane_scale[i];
+  return kLogitScale != 0 ? scaled * a.logit_scale : scaled;
 }
 
 }  // namespace
@@ -48,7 +67,11 @@ extern "C" void rlk_linear_logp_bwd_pack_hidden(const Args* args, Int64 begin, I
       const Int64 from = real ? output_row(a, i) : 0;
       a.lane_max[i] = real ? a.row_max[from] : 0.0f;
       a.lane_log_sum[i] = real ? a.row_log_sum[from] : 0.0f;
-      a.lane_grad[i] = real ? a.grad[a.first_row + i] * a.lane_scale[i] : 0.0f;
+      a.lane_grad[i] = real ? scaled_grad(a, a.grad, i) : 0.0f;
+      a.lane_grad_rest[i] = real ? scaled_grad(a, a.grad_lse, i) - a.lane_grad[i] : 0.0f;
+      if (!has_entropy_grad(a)) continue;
+      a.lane_grad_entropy[i] = real ? scaled_grad(a, a.grad_entropy, i) : 0.0f;
+      a.lane_entropy[i] = real ? a.entropy[from] : 0.0f;
     }
     pack_hidden_by_row(a, row, a.hidden_by_row + row * dim(a));
     if (!a.hidden_by_col) continue;
@@ -102,10 +125,8 @@ extern "C" void rlk_linear_logp_bwd_dz(const Args* args, Int64 begin, Int64 end,
           const Int64 t = a.lane_target[row + i] - (a.wave_begin + v);
           target[i] = t >= 0 && t < cols ? static_cast<Int32>(t) : -1;
         }
-        gradient_of_leaf(a.grad_logits + (panel * a.padded_wave + v) * kPanel + j * kLanes, bias,
-                         cols, load(a.lane_scale + row), load(a.lane_max + row),
-                         load(a.lane_log_sum + row), load(a.lane_grad + row),
-                         *reinterpret_cast<const VecI*>(target));
+        gradient_of_leaf(a, row, a.grad_logits + (panel * a.padded_wave + v) * kPanel + j * kLanes,
+                         bias, cols, *reinterpret_cast<const VecI*>(target));
       }
     }
   }

@@ -89,6 +89,11 @@ void check_options(const LinearLogpCall& call) {
   } else {
     inverse_temperature(call.temperature_value);
   }
+  if (call.softcap) inverse_softcap(*call.softcap);
+  if (!std::isfinite(static_cast<float>(call.logit_scale))) {
+    throw InvalidArgument("linear_logp: logit_scale: expected a finite number of float32, got {}",
+                          call.logit_scale);
+  }
   if (call.mask.present()) {
     const DType dtype = call.mask.dtype;
     if (dtype != DType::boolean && !is_integer(dtype) && !is_floating(dtype)) {
@@ -100,35 +105,62 @@ void check_options(const LinearLogpCall& call) {
 }
 
 void check_gradients(const LinearLogpCall& call) {
-  if (!call.grad_output.present()) {
-    throw InvalidArgument("linear_logp: grad_output: expected a tensor, got None");
+  bool any = false;
+  for (const auto& [grad, argument] :
+       {std::pair{&call.grad_output, "grad_output"}, std::pair{&call.grad_entropy, "grad_entropy"},
+        std::pair{&call.grad_lse, "grad_lse"}}) {
+    if (!grad->present()) continue;
+    any = true;
+    if (!is_floating(grad->dtype)) {
+      throw InvalidArgument("linear_logp: {}: expected a floating dtype, got {}", argument,
+                            name(grad->dtype));
+    }
+    expect_per_row(*grad, argument, call);
   }
-  if (!is_floating(call.grad_output.dtype)) {
-    throw InvalidArgument("linear_logp: grad_output: expected a floating dtype, got {}",
-                          name(call.grad_output.dtype));
+  if (!any) throw InvalidArgument("linear_logp: grad_output: expected a tensor, got None");
+  if (call.grad_entropy.present() && !call.entropy.present()) {
+    throw InvalidArgument("linear_logp: entropy: expected that of the forward for grad_entropy");
   }
-  expect_per_row(call.grad_output, "grad_output", call);
   if (call.grad_bias.present() && !call.bias.present()) {
     throw InvalidArgument("linear_logp: needs: expected no \"bias\" where bias is None");
   }
 }
 
-}  // namespace
+// The CUDA kernels have none of these yet.
+void expect_options_of(const LinearLogpCall& call) {
+  if (call.device.kind != Device::Kind::cuda) return;
+  const auto refuse = [](bool asked, const char* argument) {
+    if (asked) throw Unsupported("linear_logp: {}: expected its default on CUDA", argument);
+  };
+  refuse(call.softcap.has_value(), "softcap");
+  refuse(call.logit_scale != 1.0, "logit_scale");
+  refuse(call.entropy.present(), "return_entropy");
+  refuse(call.lse.present(), "return_lse");
+  refuse(call.grad_entropy.present(), "grad_entropy");
+  refuse(call.grad_lse.present(), "grad_lse");
+}
 
-float inverse_temperature(double temperature) {
-  // The sum of both checks: positive, and neither it nor its inverse leaves fp32's normal range.
-  const float rounded = static_cast<float>(temperature);
+// The sum of both checks: positive, and neither the number nor its inverse leaves fp32's normal
+// range.
+float inverse_of(double number, const char* argument) {
+  const float rounded = static_cast<float>(number);
   const float inverse = 1.0f / rounded;
   if (rounded > 0.0f && std::isfinite(rounded) && std::isnormal(inverse)) return inverse;
-  throw InvalidArgument(
-      "linear_logp: temperature: expected a finite number above 0 (3e-39 to 8e37), got {}",
-      temperature);
+  throw InvalidArgument("linear_logp: {}: expected a finite number above 0 (3e-39 to 8e37), got {}",
+                        argument, number);
 }
+
+}  // namespace
+
+float inverse_temperature(double temperature) { return inverse_of(temperature, "temperature"); }
+
+float inverse_softcap(double softcap) { return inverse_of(softcap, "softcap"); }
 
 void check_linear_logp(const jit::OpCall& base) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
   check_operands(call);
   check_options(call);
+  expect_options_of(call);
   if (call.pass == jit::Pass::bwd) check_gradients(call);
 }
 

@@ -12,4 +12,7 @@ void check_linear_logp(const jit::OpCall& call);
 // above 0 and has a normal inverse.
 float inverse_temperature(double temperature);
 
+// The softcap rounded to fp32, then inverted in the same way; throws likewise.
+float inverse_softcap(double softcap);
+
 }  // namespace rlk

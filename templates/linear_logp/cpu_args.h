@@ -55,13 +55,26 @@ struct LinearLogpCpuOperands {
   Int64 bias_stride;
   const Int64* target;               // 0 <= target < vocab
   const float* inverse_temperature;  // or null: 1
-  const float* grad;                 // upstream gradient (backward)
+
+  // Kernels read these where kSoftcap, kLogitScale are not 0. Where one is -1: a softcap of 0 is
+  // none, a logit_scale of 1 changes nothing.
+  float softcap, inverse_softcap;
+  float logit_scale;
+
+  // Upstream gradients (backward), each 0 where null. Where kEntropy is -1, grad_entropy tells
+  // whether the entropy has one.
+  const float* grad;
+  const float* grad_entropy;
+  const float* grad_lse;
 
   // Outputs of the forward, inputs of the backward; indexed through rows. The forward leaves out
-  // the last two where null.
+  // those that are null, logp excepted; where kEntropy is -1, entropy tells whether it is asked
+  // for.
   float* logp;
   float* row_max;
   float* row_log_sum;
+  float* entropy;  // backward: read with grad_entropy
+  float* lse;      // forward alone
 
   // Outputs of the backward, left out where null. Hidden's is indexed through rows.
   void* grad_hidden;  // of type kX
@@ -87,13 +100,20 @@ struct LinearLogpCpuArgs : LinearLogpCpuOperands {
   float* hidden_by_col;  // [ceil(dim/P)][padded_rows][P]: lanes are columns (backward, or null)
   Int64* lane_target;    // [padded_rows] target, -1 in padding
   float* lane_scale;     // [padded_rows] inverse temperature, 1 in padding
-  float* lane_max;       // [padded_rows] (backward)
-  float* lane_log_sum;   // [padded_rows] (backward)
-  float* lane_grad;      // [padded_rows] grad * inverse temperature, 0 in padding (backward)
+
+  // [padded_rows], backward. Gradients are those of a raw logit before the softcap: times the
+  // inverse temperature and the logit scale; 0 in padding.
+  float* lane_max;
+  float* lane_log_sum;
+  float* lane_grad;
+  float* lane_grad_rest;  // grad_lse - grad: of every column, the target included
+  float* lane_grad_entropy;
+  float* lane_entropy;
 
   // Forward: partials [leaves][padded_rows].
   float* partial_max;
   float* partial_sum;
+  float* partial_moment;     // with entropy alone
   float* lane_target_logit;  // [padded_rows]
 
   // Backward: the wave is columns [wave_begin, wave_begin + wave_cols) of the vocabulary.

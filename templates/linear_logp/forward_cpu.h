@@ -2,36 +2,52 @@
 // The forward: partials of each leaf and their merge.
 #pragma once
 
-#include "../common/cpu/math.h"
 #include "pack_cpu.h"
 
 namespace rlk {
 namespace {
 
+RLK_INLINE bool has_entropy(const Args& a) {
+  return kEntropy >= 0 ? kEntropy : a.entropy != nullptr;
+}
+
+// d where it is finite or NaN: exp(-inf) * -inf is 0 in a moment.
+RLK_INLINE VecF finite_or_zero(VecF d) { return select(d == -__builtin_inff(), splat(0.0f), d); }
+
 // Logits of one vector of rows over a leaf: z replaces the dot products in c; gives the leaf's
-// partial. Order: maximum, then exp terms summed in four chains (column % 4), (0 + 1) + (2 + 3).
-RLK_INLINE void reduce_leaf(float* c, const float* bias, Int64 cols, VecF scale, float* out_max,
-                            float* out_sum) {
+// partial at index `at`. Order: maximum, then the terms of each sum in four chains (column % 4),
+// (0 + 1) + (2 + 3).
+RLK_INLINE void reduce_leaf(const Args& a, float* c, const float* bias, Int64 cols, VecF scale,
+                            Int64 at) {
   VecF max = splat(-__builtin_inff());
 #pragma clang loop unroll(disable)
   for (Int64 v = 0; v < cols; ++v) {
-    const VecF z = logit(load(c + v * kPanel), bias[v], scale);
+    const VecF z = logit(a, load(c + v * kPanel), bias[v], scale).z;
     store(c + v * kPanel, z);
     max = select(z > max, z, max);  // a NaN is passed over here and found by the sum
   }
   // A leaf of -inf alone: take 0 as its maximum, so that terms are exp(-inf) = 0 and not NaN.
   const VecF base = select(max == -__builtin_inff(), splat(0.0f), max);
   VecF sum[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+  VecF moment[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+  const bool entropy = has_entropy(a);
+  const auto add = [&](Int64 v, int chain) __attribute__((always_inline)) {
+    const VecF d = load(c + v * kPanel) - base;
+    const VecF e = exp(d);
+    sum[chain] = sum[chain] + e;
+    if (entropy) moment[chain] = fma(e, finite_or_zero(d), moment[chain]);
+  };
   const Int64 whole = cols & ~Int64{3};
 #pragma clang loop unroll(disable)
   for (Int64 v = 0; v < whole; v += 4) {
 #pragma clang loop unroll(full)
-    for (int u = 0; u < 4; ++u) sum[u] = sum[u] + exp(load(c + (v + u) * kPanel) - base);
+    for (int u = 0; u < 4; ++u) add(v + u, u);
   }
 #pragma clang loop unroll(disable)
-  for (Int64 v = whole; v < cols; ++v) sum[0] = sum[0] + exp(load(c + v * kPanel) - base);
-  store(out_max, max);
-  store(out_sum, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+  for (Int64 v = whole; v < cols; ++v) add(v, 0);
+  store(a.partial_max + at, max);
+  store(a.partial_sum + at, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+  if (entropy) store(a.partial_moment + at, (moment[0] + moment[1]) + (moment[2] + moment[3]));
 }
 
 // One partial merged: sums of all leaves, ascending, each scaled to the row's maximum.
@@ -44,24 +60,35 @@ RLK_INLINE void merge_rows(const Args& a, Int64 row) {
     max = select(m > max, m, max);
   }
   const VecF base = select(max == -__builtin_inff(), splat(0.0f), max);
-  VecF sum = splat(0.0f);
+  const bool entropy = has_entropy(a);
+  VecF sum = splat(0.0f), moment = splat(0.0f);
 #pragma clang loop unroll(disable)
   for (Int64 leaf = 0; leaf < leaves; ++leaf) {
-    const VecF m = load(a.partial_max + leaf * a.padded_rows + row);
-    const VecF s = load(a.partial_sum + leaf * a.padded_rows + row);
-    sum = fma(s, exp(m - base), sum);
+    const Int64 at = leaf * a.padded_rows + row;
+    const VecF d = load(a.partial_max + at) - base;
+    const VecF s = load(a.partial_sum + at);
+    const VecF scale = exp(d);
+    sum = fma(s, scale, sum);
+    if (entropy) {
+      const VecF shifted = fma(finite_or_zero(d), s, load(a.partial_moment + at));
+      moment = fma(shifted, scale, moment);
+    }
   }
-  alignas(64) float out[3][kLanes];
+  alignas(64) float out[5][kLanes];
   const VecF log_sum = log(sum);
   store(out[0], (load(a.lane_target_logit + row) - max) - log_sum);
   store(out[1], max);
   store(out[2], log_sum);
+  store(out[3], max + log_sum);
+  if (entropy) store(out[4], log_sum - moment / sum);
 #pragma clang loop unroll(disable) vectorize(disable)
   for (Int64 i = 0; i < min(kLanes, a.num_rows - row); ++i) {
     const Int64 to = output_row(a, row + i);
     a.logp[to] = out[0][i];
     if (a.row_max) a.row_max[to] = out[1][i];
     if (a.row_log_sum) a.row_log_sum[to] = out[2][i];
+    if (a.lse) a.lse[to] = out[3][i];
+    if (entropy) a.entropy[to] = out[4][i];
   }
 }
 
@@ -123,8 +150,7 @@ extern "C" void rlk_linear_logp_fwd_main(const Args* args, Int64 begin, Int64 en
 #pragma clang loop unroll(disable)
       for (Int64 j = 0; j < vectors; ++j) {
         const Int64 at = leaf * a.padded_rows + row + j * kLanes;
-        reduce_leaf(c + j * kLanes, bias, cols, load(a.lane_scale + row + j * kLanes),
-                    a.partial_max + at, a.partial_sum + at);
+        reduce_leaf(a, c + j * kLanes, bias, cols, load(a.lane_scale + row + j * kLanes), at);
       }
 #pragma clang loop unroll(disable) vectorize(disable)
       for (Int64 i = 0; i < min(kPanel, a.num_rows - row); ++i) {

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_logp on the CPU: log-probabilities of given targets, and their gradients.
+// linear_logp on the CPU: log-probabilities of given targets, entropy and log-sum-exp of their
+// distributions, and the gradients.
 //
-//   z[r][v]  = (sum_k hidden[r][k] * weight[v][k] + bias[v]) * inverse_temperature[r]
-//   logp[r]  = (z[r][target] - max_v z) - log(sum_v exp(z - max))
-//   dZ[r][v] = grad[r] * inverse_temperature[r] * (1[v == target] - exp((z - max) - log_sum))
+//   x[r][v]  = logit_scale * (sum_k hidden[r][k] * weight[v][k] + bias[v])
+//   z[r][v]  = softcap * tanh(x / softcap) * inverse_temperature[r]; without softcap, x * ...
+//   S = sum_v exp(z - max), T = sum_v exp(z - max) * (z - max), 0 * -inf being 0
+//   logp[r]  = (z[r][target] - max_v z) - log S, entropy = log S - T / S, lse = max + log S
+//   l = (z - max) - log S, p = exp(l)
+//   dZ[r][v] = inverse_temperature[r] * logit_scale * (1 - tanh(x / softcap)^2) * (grad[r] *
+//              1[v == target] + p * (grad_lse[r] - grad[r] - grad_entropy[r] * (l + entropy)))
 //   dhidden = dZ * weight, dweight = dZ^T * hidden, dbias[v] = sum_r dZ[r][v]
 //
 // Constants, initialized by the JIT; every other choice is made by the level (cpu_args.h):
 //   kX  type of hidden and weight: 1 fp32, 2 bf16, 3 fp16; never -1
 //   kV  vocabulary size, or -1: run-time args->vocab
 //   kD  hidden size, or -1: run-time args->dim
+//   kSoftcap, kLogitScale  1: applied, 0: none, or -1: run-time args->softcap, args->logit_scale
+//   kEntropy  forward: is asked for, backward: has a gradient; 0, 1, or -1: run-time pointers
 //
 // Work comes in strips of rows and, in the backward, waves of vocabulary. P is the panel width, a
 // leaf is kLeaf columns of vocabulary. An entry does items [begin, end); items are independent, so
@@ -19,7 +26,8 @@
 //     rlk_linear_logp_fwd_pack            a panel of rows -> hidden_by_row, lane_target, lane_scale
 //     rlk_linear_logp_fwd_main            (leaf, group of panels_per_item panels), groups fastest
 //                                         -> partials, lane_target_logit; uses the scratch
-//     rlk_linear_logp_fwd_merge           a panel of rows -> logp, row_max, row_log_sum
+//     rlk_linear_logp_fwd_merge           a panel of rows -> logp, row_max, row_log_sum, entropy,
+//     lse
 //   backward, for each wave, for each strip:
 //     rlk_linear_logp_bwd_pack_weight     kLeaf columns -> weight_wave (once a wave)
 //     rlk_linear_logp_bwd_pack_hidden     a panel of rows -> hidden_by_row, hidden_by_col, lane_*

@@ -2,6 +2,7 @@
 // Compacts the rows, fills the operands and runs the steps; inactive rows get their neutral value.
 #include "templates/linear_logp/launch.hpp"
 
+#include "templates/linear_logp/check.hpp"
 #include "templates/linear_logp/launch_cpu.hpp"
 #include "templates/linear_logp/launch_cuda.hpp"
 #include "templates/linear_logp/op.hpp"
@@ -42,10 +43,19 @@ LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& 
   }
   operands.target = active.target.data();
   operands.inverse_temperature = data_or_null(active.inverse_temperature);
+  if (call.softcap) {
+    operands.softcap = static_cast<float>(*call.softcap);
+    operands.inverse_softcap = inverse_softcap(*call.softcap);
+  }
+  operands.logit_scale = static_cast<float>(call.logit_scale);
   operands.grad = data_or_null(active.grad);
+  operands.grad_entropy = data_or_null(active.grad_entropy);
+  operands.grad_lse = data_or_null(active.grad_lse);
   operands.logp = floats(call.log_prob);
   operands.row_max = floats(call.row_max);
   operands.row_log_sum = floats(call.row_log_sum);
+  operands.entropy = floats(call.entropy);
+  operands.lse = floats(call.lse);
   if (call.grad_hidden.present()) {
     operands.grad_hidden = call.grad_hidden.data;
     operands.grad_hidden_row_stride = operands.dim;
@@ -63,7 +73,7 @@ LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& 
   return operands;
 }
 
-// log-prob 0 and gradient 0, whatever lay there.
+// Log-prob, entropy, log-sum-exp and gradient 0, whatever lay there.
 void fill_inactive(const LinearLogpCall& call, const ActiveRows& active) {
   if (active.num_active == active.num_rows) return;
   const auto zero = [](const Tensor& tensor) {
@@ -72,7 +82,10 @@ void fill_inactive(const LinearLogpCall& call, const ActiveRows& active) {
                 static_cast<std::size_t>(tensor.num_elements()) * size_bytes(tensor.dtype));
   };
   if (call.pass == jit::Pass::fwd) {
-    for (const Tensor* output : {&call.log_prob, &call.row_max, &call.row_log_sum}) zero(*output);
+    for (const Tensor* output :
+         {&call.log_prob, &call.row_max, &call.row_log_sum, &call.entropy, &call.lse}) {
+      zero(*output);
+    }
   } else {
     zero(call.grad_hidden);
   }

@@ -92,13 +92,16 @@ class Runner {
 
 struct LaneArrays {
   LaneArrays(LinearLogpCpuArgs& args, Int64 padded_rows, bool backward)
-      : target(padded_rows), values(padded_rows * (backward ? 4 : 2)) {
+      : target(padded_rows), values(padded_rows * (backward ? 7 : 2)) {
     args.lane_target = target.get();
     args.lane_scale = values.get();
     if (backward) {
       args.lane_max = args.lane_scale + padded_rows;
       args.lane_log_sum = args.lane_max + padded_rows;
       args.lane_grad = args.lane_log_sum + padded_rows;
+      args.lane_grad_rest = args.lane_grad + padded_rows;
+      args.lane_grad_entropy = args.lane_grad_rest + padded_rows;
+      args.lane_entropy = args.lane_grad_entropy + padded_rows;
     } else {
       args.lane_target_logit = args.lane_scale + padded_rows;
     }
@@ -149,19 +152,22 @@ void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpu
   static_cast<LinearLogpCpuOperands&>(args) = operands;
   const Int64 panel = tile.panel();
   const Int64 leaves = ceil_div(args.vocab, tile.leaf);
-  const Int64 strip = strip_rows(
-      tile, args.all_rows, std::min(k_hidden_floats / args.dim, k_partial_floats / 2 / leaves));
+  const Int64 num_partials = args.entropy != nullptr ? 3 : 2;
+  const Int64 strip =
+      strip_rows(tile, args.all_rows,
+                 std::min(k_hidden_floats / args.dim, k_partial_floats / num_partials / leaves));
   args.panels_per_item = panels_per_item(tile, strip / panel, leaves, runner.num_workers());
 
   const LaneArrays lanes(args, strip, false);
   const Array<float> hidden(strip * args.dim);
-  const Array<float> partials(2 * leaves * strip);
+  const Array<float> partials(num_partials * leaves * strip);
   const Int64 scratch_floats =
       round_up(linear_logp_cpu_scratch_floats(tile, args.panels_per_item), 16);
   const Array<float> scratch(scratch_floats * runner.num_workers());
   args.hidden_by_row = hidden.get();
   args.partial_max = partials.get();
   args.partial_sum = partials.get() + leaves * strip;
+  if (num_partials == 3) args.partial_moment = args.partial_sum + leaves * strip;
 
   for (Int64 first = 0; first < args.all_rows; first += strip) {
     set_strip(args, tile, first, strip);

@@ -25,8 +25,9 @@ struct LinearLogpBwdSteps {
   LinearLogpCpuStep pack_weight, pack_hidden, dz, dh, dw, db, store_dh, store_dw, store_db;
 };
 
-// Writes logp (and row_max, row_log_sum) of the active rows; other rows are the caller's to fill.
-// `tile` is that of the level the steps were compiled for. Throws std::bad_alloc.
+// Writes logp, and row_max, row_log_sum, entropy and lse where set, of the active rows; other rows
+// are the caller's to fill. `tile` is that of the level the steps were compiled for. Throws
+// std::bad_alloc.
 void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpuTile& tile,
                             const LinearLogpCpuOperands& operands, runtime::ThreadPool& pool);
 

@@ -83,7 +83,16 @@ std::vector<jit::Specialization> generic_variants(Target target) {
 
 std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,
                                                 jit::Pass pass, Target target) {
-  return {{&templates::linear_logp_op, pass, target, {cpu_type(dtype), shape.vocab, shape.hidden}}};
+  std::vector<jit::Specialization> variants;
+  for (const bool entropy : {false, true}) {
+    if (entropy && !shape.entropy) continue;
+    variants.push_back({&templates::linear_logp_op,
+                        pass,
+                        target,
+                        {cpu_type(dtype), shape.vocab, shape.hidden, shape.softcap.has_value(),
+                         shape.logit_scale != 1, entropy}});
+  }
+  return variants;
 }
 
 }  // namespace

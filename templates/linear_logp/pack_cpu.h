@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../common/cpu/convert.h"
+#include "../common/cpu/math.h"
 #include "../common/cpu/multiply.h"
 #include "../common/cpu/vector.h"
 #include "cpu_args.h"
@@ -11,6 +12,9 @@ extern "C" {
 extern const long long kX;
 extern const long long kV;
 extern const long long kD;
+extern const long long kSoftcap;
+extern const long long kLogitScale;
+extern const long long kEntropy;
 }
 
 namespace rlk {
@@ -33,6 +37,7 @@ using Args = LinearLogpCpuArgs;
 
 RLK_INLINE Int64 vocab(const Args& a) { return kV >= 0 ? kV : a.vocab; }
 RLK_INLINE Int64 dim(const Args& a) { return kD >= 0 ? kD : a.dim; }
+RLK_INLINE bool has_softcap(const Args& a) { return kSoftcap >= 0 ? kSoftcap : a.softcap != 0; }
 RLK_INLINE Int64 min(Int64 a, Int64 b) { return a < b ? a : b; }
 RLK_INLINE Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
 RLK_INLINE Int64 vectors_for(Int64 lanes) { return min(kVectors, ceil_div(lanes, kLanes)); }
@@ -125,8 +130,22 @@ RLK_INLINE float bias_at(const Args& a, Int64 v) {
   return load_element(a.bias, v * a.bias_stride, a.bias_type);
 }
 
-// The logit from the dot product. Softcap and logit scale belong here, before the temperature.
-RLK_INLINE VecF logit(VecF dot, float bias, VecF scale) { return (dot + bias) * scale; }
+struct Logit {
+  VecF z;
+  VecF slope;  // of the softcap, 1 - tanh^2
+};
+
+// The logit from the dot product; the order is fixed: bias, logit scale, softcap, temperature.
+RLK_INLINE Logit logit(const Args& a, VecF dot, float bias, VecF inverse_temperature) {
+  VecF x = dot + bias, slope = splat(1.0f);
+  if (kLogitScale != 0) x = x * a.logit_scale;
+  if (has_softcap(a)) {
+    const Tanh t = tanh(x * a.inverse_softcap);
+    x = t.value * a.softcap;
+    slope = t.slope;
+  }
+  return {x * inverse_temperature, slope};
+}
 
 }  // namespace
 }  // namespace rlk

@@ -96,8 +96,15 @@ ActiveRows active_rows(const LinearLogpCall& call) {
                                       inverse_temperature(call.temperature_value));
   }
   if (call.pass == jit::Pass::bwd) {
-    active.grad = read_floats(call.grad_output);
-    if (kept) gather(active.grad, *kept);
+    const auto read = [&](const Tensor& grad) {
+      if (!grad.present()) return std::vector<float>();
+      std::vector<float> values = read_floats(grad);
+      if (kept) gather(values, *kept);
+      return values;
+    };
+    active.grad = read(call.grad_output);
+    active.grad_entropy = read(call.grad_entropy);
+    active.grad_lse = read(call.grad_lse);
   }
   return active;
 }

@@ -17,8 +17,8 @@ struct ActiveRows {
   std::vector<std::int64_t> hidden_offsets;  // empty: row * hidden_row_stride
   std::int64_t hidden_row_stride = 0;
   std::vector<std::int64_t> target;
-  std::vector<float> inverse_temperature;  // empty: 1
-  std::vector<float> grad;                 // backward
+  std::vector<float> inverse_temperature;           // empty: 1
+  std::vector<float> grad, grad_entropy, grad_lse;  // backward; empty: 0
 };
 
 // Throws InvalidArgument, naming the row, on a target outside [0, V), a temperature that is not

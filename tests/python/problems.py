@@ -46,6 +46,10 @@ class Problem:
     def grads(self, **options: Any) -> Any:
         return rlk.jit.linear_logp_backward(self.upstream, *self.operands, **options)
 
+    def outputs(self, **options: Any) -> Any:
+        options = {"return_entropy": True, "return_lse": True, **options}
+        return rlk.jit.linear_logp(*self.operands, **options)
+
     def reference(self, **options: Any) -> Reference:
         return Reference(*self.operands, **options)
 
@@ -115,3 +119,23 @@ def check(p: Problem, what: str = "", **options: Any) -> None:
         assert got.dtype == getattr(p, name).dtype
         assert_within(got, exact, f"{what} gradient of {name}")
     assert (grads.bias is None) == (p.bias is None)
+
+
+def check_all_outputs(p: Problem, what: str = "", **options: Any) -> None:
+    """Log-prob, entropy, log-sum-exp and the gradients of all three are within their bounds."""
+    reference = p.reference(**options)
+    found = p.outputs(**options)
+    for name, exact in reference.outputs().items():
+        got = getattr(found, name)
+        assert dtype_name(got) == "float32"
+        assert_within(got, exact, f"{what} {name}")
+    upstream = as_float64(p.upstream)
+    rng = np.random.default_rng(upstream.size)
+    more = [rng.standard_normal(upstream.shape).astype(np.float32) for _ in range(2)]
+    sets = [(p.upstream, *more), (None, more[0], None), (None, None, more[1])]
+    for log_prob, entropy, lse in sets:
+        got = rlk.jit.linear_logp_backward(
+            log_prob, *p.operands, grad_entropy=entropy, grad_lse=lse, **options
+        )
+        for name, exact in reference.gradients(log_prob, entropy, lse).items():
+            assert_within(getattr(got, name), exact, f"{what} gradient of {name}")

@@ -38,7 +38,17 @@ class Reference:
     """linear_logp of one call, exactly; arguments as `rlk.jit.linear_logp` takes them."""
 
     def __init__(
-        self, hidden, weight, target, bias=None, *, temperature=1.0, mask=None, ignore_index=-100
+        self,
+        hidden,
+        weight,
+        target,
+        bias=None,
+        *,
+        temperature=1.0,
+        softcap=None,
+        logit_scale=1.0,
+        mask=None,
+        ignore_index=-100,
     ):
         self.types = {"hidden": dtype_name(hidden), "weight": dtype_name(weight)}
         h, w = as_float64(hidden), as_float64(weight)
@@ -56,38 +66,88 @@ class Reference:
             self.types["bias"] = dtype_name(bias)
             b = as_float64(bias)
         heat = np.asarray(as_float64(temperature), np.float32).astype(np.float64)
-        self.heat = np.broadcast_to(heat, self.lead).reshape(-1)[active][:, None]
+        heat = np.broadcast_to(heat, self.lead).reshape(-1)[active][:, None]
+        scale = float(np.float32(logit_scale))
+        self.factor = scale / heat
         self.h, self.w, self.t = h, w, t
-        with np.errstate(invalid="ignore"):
-            z = (h @ w.T + b) / self.heat
-            sizes = (np.abs(h) @ np.abs(w).T + np.abs(b)) / self.heat
+        # What scaling and capping round besides.
+        more = 0 if softcap is None and logit_scale == 1.0 else 4
+        self.chain = (h.shape[1] / 8 + 2 + more) * UNIT
+        with np.errstate(invalid="ignore", over="ignore"):
+            x = scale * (h @ w.T + b)
+            sizes = abs(scale) * (np.abs(h) @ np.abs(w).T + np.abs(b))
+            self.slope, self.slope_error = np.ones_like(x), np.zeros_like(x)
+            if softcap is not None:
+                cap = float(np.float32(softcap))
+                bent = np.tanh(x / cap)
+                self.slope = 1 / np.cosh(np.clip(x / cap, -350, 350)) ** 2
+                x = cap * bent
+                error = 2 * np.abs(bent) * self.chain * sizes / cap
+                self.slope_error = np.where(np.isfinite(sizes), error, 0)
+            z = x / heat
+            sizes = sizes / heat
             top = z.max(axis=1, keepdims=True)
             e = np.exp(z - top)
             total = e.sum(axis=1, keepdims=True)
             self.p = e / total
+            self.logs = (z - top) - np.log(total)
             self.z_target = z[np.arange(t.size), t]
-            self.logp = (self.z_target - top[:, 0]) - np.log(total[:, 0])
-        largest = np.where(np.isfinite(z), sizes, 0).max(axis=1)
-        distance = np.where(np.isfinite(self.logp), np.abs(self.logp), 0)
-        self.chain = (h.shape[1] / 8 + 2) * UNIT
-        self.bound = 2e-5 + 1e-6 * distance + self.chain * largest
+            self.logp = self.logs[np.arange(t.size), t]
+            self.lse = top[:, 0] + np.log(total[:, 0])
+            terms = np.where(self.logs == -np.inf, 0, -self.p * self.logs)
+            self.entropy = terms.sum(axis=1)
+            away = np.where(self.logs == -np.inf, 0, self.logs + self.entropy[:, None])
+            self.away = away
+        largest = np.where(np.isfinite(z) & np.isfinite(sizes), sizes, 0).max(axis=1)
+        self.rounding = self.chain * largest
+        # An error of each logit reaches the entropy by p (log p + H).
+        self.entropy_rounding = self.rounding * (self.p * np.abs(away)).sum(axis=1)
+        self.bound = self._bound(self.logp, self.rounding)
+
+    @staticmethod
+    def _bound(value, rounding):
+        return 2e-5 + 1e-6 * np.where(np.isfinite(value), np.abs(value), 0) + rounding
 
     def forward(self) -> Bounded:
         return Bounded(self._spread(self.logp), self._spread(self.bound))
 
-    def gradients(self, upstream) -> dict[str, Bounded]:
-        g = as_float64(upstream).reshape(-1)[self.active][:, None] / self.heat
-        dz = -self.p.copy()
+    def outputs(self) -> dict[str, Bounded]:
+        """log_prob, entropy and lse."""
+        entropy_bound = self._bound(self.entropy, self.entropy_rounding)
+        return {
+            "log_prob": self.forward(),
+            "entropy": Bounded(self._spread(self.entropy), self._spread(entropy_bound)),
+            "lse": Bounded(
+                self._spread(self.lse), self._spread(self._bound(self.lse, self.rounding))
+            ),
+        }
+
+    def gradients(self, upstream, grad_entropy=None, grad_lse=None) -> dict[str, Bounded]:
+        def rows(grad):
+            if grad is None:
+                return np.zeros((self.t.size, 1))
+            return as_float64(grad).reshape(-1)[self.active][:, None] * self.factor
+
+        g, g_entropy, g_lse = rows(upstream), rows(grad_entropy), rows(grad_lse)
+        dz = self.p * (g_lse - g - g_entropy * self.away)
         # A target at -inf has p = 0 and no gradient in its own column.
-        dz[np.arange(self.t.size), self.t] += np.where(self.z_target == -np.inf, 0.0, 1.0)
-        dz *= g
+        dz[np.arange(self.t.size), self.t] += np.where(self.z_target == -np.inf, 0.0, g[:, 0])
+        flat = np.abs(dz)
+        dz *= self.slope
         num_vocab, num_rows = self.w.shape[0], self.t.size
         size = np.abs(dz)
         over_vocab = (num_vocab / 8 + 2) * UNIT * size
         over_rows = (num_rows / 8 + 2) * UNIT * size
         unit = STORE[self.types["hidden"]]
         floor = 2.0**-38 if self.types["hidden"] == "float16" else 2.0**-126
-        rounding = unit * size + np.abs(g) * (self.p * self.bound[:, None] + floor)
+        parts = np.abs(g) + np.abs(g_lse) + np.abs(g_entropy) * (np.abs(self.away) + 2)
+        of_p = self.bound[:, None]
+        if grad_entropy is not None:
+            of_p = of_p + self.entropy_rounding[:, None]
+        rounding = unit * size + parts * (self.slope * self.p * of_p + floor)
+        if self.slope_error.any():
+            # 1 - tanh^2: of a capped logit's error, and as a difference.
+            rounding = rounding + size * self.slope_error + 2.0**-22 * flat
         h, w = np.abs(self.h), np.abs(self.w)
         exact = {"hidden": dz @ self.w, "weight": dz.T @ self.h, "bias": dz.sum(axis=0)}
         error = {

@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from problems import host_levels
+from problems import host_levels, problem
 from processes import entries, leftovers
 
 import rlk
@@ -74,6 +74,36 @@ def test_a_word_that_is_no_model_ends_with_2_and_one_line(cache, tmp_path):
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"rlk-jit: model: {tmp_path}/config.json: expected a JSON object")
     assert not cache.exists()
+
+
+def test_kernels_follow_what_the_model_does_to_its_logits(cache, tmp_path):
+    gemma = {"vocab_size": 40, "hidden_size": 24, "final_logit_softcapping": 30.0}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": gemma}))
+    ended = run(cache, "--arch", LEVEL, str(tmp_path), "V=40,D=24", "--pass", "fwd")
+    assert ended.returncode == 0
+    said, *compiled, _ = ended.stdout.splitlines()
+    assert said == f"{tmp_path}: calls with softcap=30"
+    kernels = {line.split("[")[1].split("]")[0] for line in compiled}
+    assert kernels == {"x=f32 V=40 D=24 softcap=yes", "x=f32 V=40 D=24"}
+    # They are the ones that calls ask for.
+    rlk.jit.configure(cache_dir=cache, policy="off", arch=LEVEL)
+    p = problem(3, 24, 40)
+    for options in ({}, {"softcap": 30.0}):
+        found = rlk.jit.explain(*p.operands, **options)
+        assert (found.variant, found.source) == ("specialized", "cache")
+    assert rlk.jit.explain(*p.operands, logit_scale=0.5).variant == "generic"
+
+
+def test_json_tells_the_models(cache):
+    word = "V=40,D=24,logit_scale=0.0625,softcap=30"
+    ended = run(cache, "--arch", LEVEL, word, "--pass", "fwd", "--entropy", "--json")
+    told = json.loads(ended.stdout)
+    assert told["models"] == [
+        {"model": word, "vocab": 40, "hidden": 24, "logit_scale": 0.0625, "softcap": 30.0}
+    ]
+    names = [kernel["name"].split("[")[1].split("]")[0] for kernel in told["kernels"]]
+    plain = "x=f32 V=40 D=24 softcap=yes logit_scale=yes"
+    assert names == [plain, f"{plain} entropy=yes"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path):

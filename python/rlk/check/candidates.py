@@ -37,7 +37,8 @@ class Candidate:
     """A function with the op's arguments, and how to call it.
 
     Gradients come from `backward(grad_output, **arguments, needs=names)` where given (a tuple in
-    the order of `needs`, or a named tuple that has them), else from torch's autograd.
+    the order of `needs`, or a named tuple that has them), else from torch's autograd. Of an op with
+    more outputs, `backward` gets the others' gradients by name and no argument that asks for them.
     `variant` is what a kernel must have run as, `target` for what it is compiled, `describe` names
     the kernel that a call runs, and all calls happen inside `scope()`.
     """
@@ -69,49 +70,55 @@ class Candidate:
     def forward(self, spec: OpSpec, inputs: Inputs) -> Outcome:
         """One call without gradients. Raises Failure and nothing else."""
         call = self._given(spec.arguments(inputs), [4 * inputs.num_rows])
-        shapes = dict.fromkeys(spec.outputs, inputs.lead)
         extra = {}
         if self._takes_out():
-            out = [self.framework.poisoned(shapes[n], spec.output_dtype) for n in spec.outputs]
+            names = spec.outputs_of(inputs)
+            out = [self.framework.poisoned(inputs.lead, spec.output_dtype) for _ in names]
             extra["out"] = out[0] if len(out) == 1 else tuple(out)
         with _no_grad(self.framework):
             result = self._guarded("raised", lambda: self._call({**call.arguments, **extra}))
             self._errors()
-        return Outcome(self._outputs(spec, result), {}, call.changed())
+        return Outcome(self._outputs(spec, inputs, result), {}, call.changed())
 
     def gradient(
         self,
         spec: OpSpec,
         inputs: Inputs,
-        upstream: Stored,
+        upstream: Mapping[str, Stored],
         needs: tuple[str, ...],
         inspect_forward: Callable[[Outcome], None],
     ) -> Outcome:
         """Forward, `inspect_forward`, backward for the inputs `needs`. Raises Failure alone."""
-        given = {**spec.arguments(inputs), "grad_output": upstream}
+        grads = {spec.grad_arguments[name]: value for name, value in upstream.items()}
+        given = {**spec.arguments(inputs), **grads}
         call = self._given(given, [inputs[name].base.nbytes for name in needs])
         arguments = dict(call.arguments)
-        grad_output = arguments.pop("grad_output")
+        grad_outputs = [arguments.pop(name) for name in grads]
         if self.backward is not None:
             backward = self.backward
             outcome = self.forward(spec, inputs)
             inspect_forward(outcome)
+            first, *others = grads
+            others_by_name = {name: call.arguments[name] for name in others}
+            same = {n: v for n, v in arguments.items() if n not in spec.output_options}
             result = self._guarded(
-                "no_gradient", lambda: backward(grad_output, **arguments, needs=needs)
+                "no_gradient",
+                lambda: backward(call.arguments[first], **same, **others_by_name, needs=needs),
             )
             outputs = outcome.outputs
         elif isinstance(self.framework, TorchFramework):
-            result, outputs = self._with_grad(spec, arguments, needs)
+            result, outputs = self._with_grad(spec, inputs, arguments, needs)
             inspect_forward(Outcome(outputs, {}, call.changed()))
             leaves = [arguments[name] for name in needs]
-            result = self._differentiated(result, leaves, grad_output)
+            named = self._named(spec, inputs, result)
+            result = self._differentiated([named[name] for name in upstream], leaves, grad_outputs)
         else:
             raise Failure("no_gradient", "expected a `backward` or torch tensors, got neither")
         self._errors()
         return Outcome(outputs, self._gradients(needs, result), call.changed())
 
     def _with_grad(
-        self, spec: OpSpec, arguments: dict[str, Any], needs: tuple[str, ...]
+        self, spec: OpSpec, inputs: Inputs, arguments: dict[str, Any], needs: tuple[str, ...]
     ) -> tuple[Any, dict[str, Stored]]:
         """A call in grad mode: what it returned, and its outputs. `needs` become leaves."""
         import torch
@@ -119,17 +126,16 @@ class Candidate:
         arguments |= {name: arguments[name].detach().requires_grad_() for name in needs}
         with torch.enable_grad():
             result = self._guarded("raised", lambda: self._call(arguments))
-        return result, self._outputs(spec, result)
+        return result, self._outputs(spec, inputs, result)
 
-    def _differentiated(self, result: Any, leaves: list[Any], grad_output: Any) -> Any:
+    def _differentiated(self, outputs: list[Any], leaves: list[Any], grads: list[Any]) -> Any:
         import torch
 
-        first = result[0] if isinstance(result, (tuple, list)) else result
-        if not first.requires_grad:
-            raise Failure("no_gradient", "the output does not require grad")
+        if not all(output.requires_grad for output in outputs):
+            raise Failure("no_gradient", "an output does not require grad")
         return self._guarded(
             "no_gradient",
-            lambda: torch.autograd.grad(first, leaves, grad_output, allow_unused=True),
+            lambda: torch.autograd.grad(outputs, leaves, grads, allow_unused=True),
         )
 
     def _given(self, arguments: Mapping[str, Any], poison: list[int]) -> _Call:
@@ -164,11 +170,23 @@ class Candidate:
         except (TypeError, ValueError):
             return False
 
-    def _outputs(self, spec: OpSpec, result: Any) -> dict[str, Stored]:
+    def _outputs(self, spec: OpSpec, inputs: Inputs, result: Any) -> dict[str, Stored]:
+        named = self._named(spec, inputs, result)
+        return {name: self._take("", name, value) for name, value in named.items()}
+
+    def _named(self, spec: OpSpec, inputs: Inputs, result: Any) -> dict[str, Any]:
+        """What was asked for: the first output alone, or all in order with None for the rest."""
+        asked = spec.outputs_of(inputs)
+        every = spec.outputs if len(asked) > 1 else asked
         values = result if isinstance(result, (tuple, list)) else (result,)
-        if len(values) != len(spec.outputs):
-            raise Failure("arity", f"expected {len(spec.outputs)} outputs, got {len(values)}")
-        return {n: self._take("", n, v) for n, v in zip(spec.outputs, values, strict=True)}
+        if len(values) != len(every):
+            raise Failure("arity", f"expected {len(every)} outputs, got {len(values)}")
+        named = dict(zip(every, values, strict=True))
+        for name in every:
+            if (named[name] is not None) != (name in asked):
+                what = "a value, got None" if name in asked else "None, got a value"
+                raise Failure("arity", f"{name}: expected {what}")
+        return {name: named[name] for name in asked}
 
     def _take(self, prefix: str, name: str, value: Any) -> Stored:
         try:

@@ -44,7 +44,7 @@ class Session:
         return self.spec.expected(case, inputs, self.contract, self.arch)
 
     def expected_gradients(
-        self, case: Case, inputs: Inputs, upstream: Stored, forward: Expected
+        self, case: Case, inputs: Inputs, upstream: Mapping[str, Stored], forward: Expected
     ) -> Mapping[str, Bounded]:
         return self.spec.expected_gradients(
             case, inputs, upstream, forward, self.contract, self.arch
@@ -59,7 +59,7 @@ class Session:
     def gradient(
         self,
         inputs: Inputs,
-        upstream: Stored,
+        upstream: Mapping[str, Stored],
         needs: tuple[str, ...] | None = None,
         expected: Expected | None = None,
     ) -> Outcome:
@@ -90,7 +90,7 @@ class Session:
     def _expect_outputs(self, outcome: Outcome, inputs: Inputs) -> None:
         if outcome.changed:
             raise Failure("input_changed", f"{', '.join(outcome.changed)} written by the call")
-        for name in self.spec.outputs:
+        for name in self.spec.outputs_of(inputs):
             expect_form(name, outcome.outputs[name], inputs.lead, self.spec.output_dtype, "")
 
 
@@ -135,7 +135,9 @@ def determinism(session: Session, case: Case) -> Measured:
     return {}
 
 
-def call(session: Session, case: Case, inputs: Inputs, upstream: Stored) -> dict[str, Stored]:
+def call(
+    session: Session, case: Case, inputs: Inputs, upstream: Mapping[str, Stored]
+) -> dict[str, Stored]:
     """Outputs and, where the kind has them, gradients of one call, by name."""
     found = dict(session.forward(inputs).outputs)
     if case.kind not in session.spec.forward_only and session.candidate.differentiates:

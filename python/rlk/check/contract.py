@@ -25,8 +25,8 @@ COEFFICIENTS: Mapping[str, frozenset[str]] = {
     for name, keys in {
         "logprob": {"atol", "rtol"},
         "logprob_grad": {"upstream_atol", "rtol", "row_sum_upstream_atol"} | _STORE,
-        "linear_logprob": {"atol", "rtol", "benchmark_atol"} | _CHAIN,
-        "linear_logprob_grad": {"factor_rtol", "probability_floor"} | _STORE | _CHAIN,
+        "linear_logprob": {"atol", "rtol", "benchmark_atol", "option_constant"} | _CHAIN,
+        "linear_logprob_grad": {"factor_rtol", "probability_floor", "slope_atol"} | _STORE | _CHAIN,
         "ratio": {"rtol", "logits_rtol"},
         "ratio_grad": _LOGITS_GRAD,
         "kl": {"atol", "rtol", "logits_expm1_rtol"},

@@ -25,107 +25,184 @@ class Bounded:
 
 
 @dataclass(frozen=True)
+class Block:
+    """A block of the vocabulary: [rows, columns] each."""
+
+    columns: slice
+    logits: Array  # z
+    sizes: Array  # a_v, the magnitudes that z was summed from
+    inside: Array | None  # x / softcap, what the tanh is taken of; None without a softcap
+
+
+@dataclass(frozen=True)
 class LinearRows:
     """A linear head's active rows in float64: hidden [N, D], weight [V, D], target and
-    temperature [N], bias [V] or None."""
+    temperature [N], bias [V] or None, softcap or None, logit_scale."""
 
     hidden: Array
     weight: Array
     target: Array
     temperature: Array
     bias: Array | None
+    softcap: float | None = None
+    logit_scale: float = 1.0
 
-    def blocks(self) -> Iterator[tuple[slice, Array, Array]]:
-        """(columns, logits, magnitudes a_v), a block of the vocabulary at a time."""
+    @property
+    def has_options(self) -> bool:
+        return self.softcap is not None or self.logit_scale != 1.0
+
+    def blocks(self) -> Iterator[Block]:
+        """The logits, a block of the vocabulary at a time."""
         rows, vocab = self.hidden.shape[0], self.weight.shape[0]
         width = max(1, BLOCK_ELEMENTS // max(rows, 1))
         magnitude = np.abs(self.hidden)
+        heat = self.temperature[:, None]
         for start in range(0, vocab, width):
             columns = slice(start, min(start + width, vocab))
-            logits = self.hidden @ self.weight[columns].T
+            raw = self.hidden @ self.weight[columns].T
             sizes = magnitude @ np.abs(self.weight[columns]).T
             if self.bias is not None:
-                logits = logits + self.bias[columns]
+                raw = raw + self.bias[columns]
                 sizes = sizes + np.abs(self.bias[columns])
-            yield columns, logits / self.temperature[:, None], sizes / self.temperature[:, None]
+            raw, sizes = raw * self.logit_scale, sizes * abs(self.logit_scale)
+            inside = None
+            if self.softcap is not None:
+                inside = raw / self.softcap
+                raw = np.tanh(inside) * self.softcap
+            yield Block(columns, raw / heat, sizes / heat, inside)
+
+    def hits(self, columns: slice) -> tuple[Array, Array]:
+        """(row, column in the block) of each target that is in these columns."""
+        here = (self.target >= columns.start) & (self.target < columns.stop)
+        return np.flatnonzero(here), self.target[here] - columns.start
 
 
 @dataclass(frozen=True)
 class LinearLogprob:
-    """The forward's answer a row: log p, its bound B, and what the backward needs."""
+    """The forward's answers a row with their bounds, and what the backward needs."""
 
     logp: Array
     bound: Array  # B with |log p|; for a target at -inf, B without that term
     maximum: Array
     log_sum: Array
+    lse: Array
+    lse_bound: Array
+    entropy: Array
+    entropy_bound: Array
+    entropy_rounding: Array  # the part of entropy_bound that is the logits'
+    logit_rtol: float  # error of a logit, in units of a_v
 
 
-def linear_logprob(rows: LinearRows, c: Mapping[str, float]) -> LinearLogprob:
-    """log p of the targets and B, with the coefficients of class linear_logprob.
+def linear_logprob(
+    rows: LinearRows, c: Mapping[str, float], with_entropy: bool = False
+) -> LinearLogprob:
+    """log p of the targets, log-sum-exp and entropy (0 where it is not asked for), with the
+    coefficients of class linear_logprob.
 
-    B = atol + rtol * |log p| + (chain_slope * D + chain_constant) * chain_unit * max a_v, the max
-    over the finite logits.
+    B = atol + rtol * |value| + (chain_slope * D + chain_constant) * chain_unit * max a_v, the max
+    over the finite logits; options add option_constant. The last term of the entropy's bound is
+    times sum p |log p + H|, which is how far an error of the logits reaches.
     """
     num_rows, depth = rows.hidden.shape
+    rtol = chain(c, depth) + (c["option_constant"] * c["chain_unit"] if rows.has_options else 0.0)
     maximum = np.full(num_rows, -np.inf)
-    largest = np.zeros(num_rows)
-    chosen = np.zeros(num_rows)
+    largest, chosen = np.zeros(num_rows), np.zeros(num_rows)
+    total, entropy, reach = np.zeros(num_rows), np.zeros(num_rows), np.zeros(num_rows)
+
+    def bound(value: Array, rounding: Array) -> Array:
+        distance = np.where(np.isfinite(value), np.abs(value), 0.0)
+        return np.asarray(c["atol"] + c["rtol"] * distance + rounding)
+
     with np.errstate(all="ignore"):
-        for columns, logits, sizes in rows.blocks():
-            maximum = np.maximum(maximum, logits.max(axis=1))
-            finite = np.where(np.isfinite(logits), sizes, 0.0)
-            largest = np.maximum(largest, finite.max(axis=1))
-            here = (rows.target >= columns.start) & (rows.target < columns.stop)
-            chosen[here] = logits[here, rows.target[here] - columns.start]
-        total = np.zeros(num_rows)
-        for _, logits, _ in rows.blocks():
-            total += np.exp(logits - maximum[:, None]).sum(axis=1)
+        for block in rows.blocks():
+            maximum = np.maximum(maximum, block.logits.max(axis=1))
+            finite = np.isfinite(block.logits) & np.isfinite(block.sizes)
+            largest = np.maximum(largest, np.where(finite, block.sizes, 0.0).max(axis=1))
+            hit = rows.hits(block.columns)
+            chosen[hit[0]] = block.logits[hit]
+        for block in rows.blocks():
+            total += np.exp(block.logits - _finite_base(maximum)).sum(axis=1)
         log_sum = np.log(total)
+        lse = maximum + log_sum
+        if with_entropy:
+            for block in rows.blocks():
+                logs = block.logits - maximum[:, None] - log_sum[:, None]
+                entropy -= np.where(logs == -np.inf, 0.0, np.exp(logs) * logs).sum(axis=1)
+            for block in rows.blocks():
+                logs = block.logits - maximum[:, None] - log_sum[:, None]
+                away = np.abs(logs + entropy[:, None])
+                reach += np.where(logs == -np.inf, 0.0, np.exp(logs) * away).sum(axis=1)
         logp = (chosen - maximum) - log_sum
-        distance = np.where(np.isfinite(logp), np.abs(logp), 0.0)
-        bound = c["atol"] + c["rtol"] * distance + chain(c, depth) * largest
-    return LinearLogprob(logp, bound, maximum, log_sum)
+        rounding = rtol * largest
+        return LinearLogprob(
+            logp,
+            bound(logp, rounding),
+            maximum,
+            log_sum,
+            lse,
+            bound(lse, rounding),
+            entropy,
+            bound(entropy, rounding * reach),
+            rounding * reach,
+            rtol,
+        )
 
 
 def linear_logprob_gradients(
     rows: LinearRows,
-    upstream: Array,
+    upstream: Mapping[str, Array],
     forward: LinearLogprob,
     c: Mapping[str, float],
     store: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Bounded]:
-    """Gradients for hidden [N, D], weight [V, D] and bias [V], with the coefficients of class
-    linear_logprob_grad; `store` has those of each asked gradient's own storage type.
+    """Gradients for hidden [N, D], weight [V, D] and bias [V] of the outputs (logp, entropy, lse)
+    that `upstream` has, with the coefficients of class linear_logprob_grad; `store` has those of
+    each asked gradient's own storage type.
 
     |error| <= store_rtol * |x| + store_atol + sum of E * |other factor|, where
-    E = factor_rtol * |dZ| + |g| * (p * B + probability_floor) + chain * |dZ|.
+    E = factor_rtol * |dZ| + G * (slope * p * B + probability_floor) + chain * |dZ|, slope is that
+    of the softcap, and G = |g| + |g_lse| + |g_entropy| (|log p + H| + 2); a softcap adds
+    |dZ| * (error of its slope) + slope_atol * |dZ before the softcap|.
     """
     num_rows, depth = rows.hidden.shape
     vocab = rows.weight.shape[0]
-    scale = upstream / rows.temperature
+    factor = rows.logit_scale / rows.temperature
+    g, g_entropy, g_lse = (
+        (upstream[name] * factor if name in upstream else np.zeros(num_rows))[:, None]
+        for name in ("logp", "entropy", "lse")
+    )
     hidden, hidden_error = np.zeros((num_rows, depth)), np.zeros((num_rows, depth))
     weight, weight_error = np.zeros((vocab, depth)), np.zeros((vocab, depth))
     bias, bias_error = np.zeros(vocab), np.zeros(vocab)
     magnitude = np.abs(rows.hidden)
+    off = (forward.bound + forward.entropy_rounding)[:, None]
     with np.errstate(all="ignore"):
-        for columns, logits, _ in rows.blocks():
-            p = np.exp(logits - forward.maximum[:, None] - forward.log_sum[:, None])
-            factor = -p
-            here = (rows.target >= columns.start) & (rows.target < columns.stop)
-            where = (np.flatnonzero(here), rows.target[here] - columns.start)
+        for block in rows.blocks():
+            logs = block.logits - forward.maximum[:, None] - forward.log_sum[:, None]
+            p = np.exp(logs)
+            away = np.where(logs == -np.inf, 0.0, logs + forward.entropy[:, None])
+            dz = p * (g_lse - g - g_entropy * away)
+            hit = rows.hits(block.columns)
             # A target at -inf has p = 0 and no gradient in its own column.
-            factor[where] += np.where(logits[where] == -np.inf, 0.0, 1.0)
-            dz = scale[:, None] * factor
+            dz[hit] += np.where(block.logits[hit] == -np.inf, 0.0, g[hit[0], 0])
+            parts = np.abs(g) + np.abs(g_lse) + np.abs(g_entropy) * (np.abs(away) + 2)
+            rounding = parts * c["probability_floor"]
+            if block.inside is None:
+                rounding += parts * p * off
+            else:
+                slope = np.cosh(np.clip(block.inside, -350.0, 350.0)) ** -2.0
+                rounding += parts * slope * p * off + c["slope_atol"] * np.abs(dz)
+                dz = dz * slope
+                sizes = block.sizes * rows.temperature[:, None] / rows.softcap
+                error = 2 * np.abs(np.tanh(block.inside)) * forward.logit_rtol * sizes
+                rounding += np.where(np.isfinite(sizes), error * np.abs(dz), 0.0)
             size = np.abs(dz)
-            rounding = np.abs(scale)[:, None] * (
-                p * forward.bound[:, None] + c["probability_floor"]
-            )
             rounding += c["factor_rtol"] * size
             over_vocab = rounding + chain(c, vocab) * size
             over_rows = rounding + chain(c, num_rows) * size
-            block = rows.weight[columns]
-            hidden += dz @ block
-            hidden_error += over_vocab @ np.abs(block)
+            columns = block.columns
+            hidden += dz @ rows.weight[columns]
+            hidden_error += over_vocab @ np.abs(rows.weight[columns])
             weight[columns] = dz.T @ rows.hidden
             weight_error[columns] = over_rows.T @ magnitude
             bias[columns] = dz.sum(axis=0)
@@ -139,6 +216,11 @@ def linear_logprob_gradients(
         )
         for name, s in store.items()
     }
+
+
+def _finite_base(maximum: Array) -> Array:
+    """The maximum of a row, 0 where all of it is -inf: its sum is 0, not NaN."""
+    return np.where(maximum == -np.inf, 0.0, maximum)[:, None]
 
 
 def chain(c: Mapping[str, float], length: int) -> float:

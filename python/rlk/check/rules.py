@@ -22,10 +22,12 @@ def option_liveness(session: Session, case: Case) -> Measured:
     for pair in spec.liveness(case):
         if session.candidate.refuses(spec, pair.with_option):
             continue
-        upstream = spec.upstream(case, pair.without)
-        without = call(session, case, pair.without, upstream)
-        changed = call(session, case, pair.with_option, upstream)
-        for name in without.keys() & changed.keys():
+        without, changed = (
+            call(session, case, inputs, spec.upstream(case, inputs))
+            for inputs in (pair.without, pair.with_option)
+        )
+        names = without.keys() & changed.keys()
+        for name in names - set(spec.outputs) if pair.gradients_alone else names:
             if same_bits(without[name], changed[name]) is None:
                 raise Failure("option_dead", f"{pair.option} changes nothing in {name}")
     return {}
@@ -41,7 +43,7 @@ def refusals(session: Session, case: Case) -> Measured:
             if failure.kind == "raised":
                 continue
             raise
-        for name in spec.outputs:
+        for name in spec.outputs_of(bad.inputs):
             value = outcome.outputs[name].values().reshape(-1)[bad.row]
             if not np.isnan(value):
                 raise Failure("bad_input_accepted", f"{bad.label}: {name} is {value:.9g}")
@@ -52,7 +54,7 @@ def not_positive(session: Session, case: Case) -> Measured:
     """log p <= 0, also where one logit is all of the sum."""
     inputs = session.spec.build(case)
     outcome = session.forward(inputs)
-    for name in session.spec.outputs:
+    for name in session.spec.outputs_of(inputs):
         values = outcome.outputs[name].values()
         if (values > 0).any():
             raise Failure("positive", f"{name}: expected <= 0, got {np.nanmax(values):.9g}")
@@ -89,7 +91,7 @@ def linear_in_upstream(session: Session, case: Case) -> Measured:
     a, b = (np.round(rng.normal(size=inputs.lead) * 64) / 64 for _ in range(2))
     got, allowed = [], []
     for g in (a, b, a + b):
-        upstream = of(g, "float32")
+        upstream = dict.fromkeys(spec.outputs_of(inputs), of(g, "float32"))
         got.append(session.gradient(inputs, upstream).gradients)
         forward = session.expected(case, inputs)
         allowed.append(session.expected_gradients(case, inputs, upstream, forward))
@@ -114,10 +116,25 @@ def bias_shift(session: Session, case: Case) -> Measured:
         inputs = base.but(bias=of(bias + shift, case.dtype))
         outputs.append(session.forward(inputs).outputs)
         bounds.append(session.expected(case, inputs).outputs)
-    for name in spec.outputs:
+    for name in spec.outputs_of(base):
         before, after = (part[name].values() for part in outputs)
         bound = bounds[0][name].bound + bounds[1][name].bound
         found = deviation(after, Bounded(before, bound))
         if found.worst > 1.0:
             raise Failure("not_shift_invariant", f"{name}: off by {found.worst:.3g} of the bound")
+    return {}
+
+
+def linear_outputs_beside(session: Session, case: Case) -> Measured:
+    """log p has the same bits whatever is asked for beside it."""
+    spec = session.spec
+    alone = spec.build(case)
+    beside = alone.but(return_entropy=True, return_lse=True)
+    if session.candidate.refuses(spec, beside):
+        return {}
+    first = spec.outputs[0]
+    before, after = (session.forward(inputs).outputs[first] for inputs in (alone, beside))
+    where = same_bits(before, after)
+    if where is not None:
+        raise Failure("beside_variant", f"{first}{list(where)}: other bits beside other outputs")
     return {}

@@ -38,11 +38,13 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Liveness:
-    """Two inputs that differ in one option, which must change the result."""
+    """Two inputs that differ in one option, which must change the result; where it asks for one
+    more output, the gradients alone."""
 
     option: str
     without: Inputs
     with_option: Inputs
+    gradients_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ class OpSpec(ABC):
     name: str
     op_class: str  # of the contract; its gradients use op_class + "_grad"
     options: tuple[str, ...]  # arguments that a case may leave out
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...]  # the first is always there; see outputs_of
+    output_options: frozenset[str] = frozenset()  # arguments that ask for the others
+    grad_arguments: Mapping[str, str]  # output -> argument of `backward` for its gradient
     output_dtype: str = "float32"
     differentiable: tuple[str, ...]
     axes: Mapping[str, tuple[str, ...]]  # what the trailing dimensions of a value are called
@@ -83,8 +87,8 @@ class OpSpec(ABC):
         """The inputs of a case, from its seed alone."""
 
     @abstractmethod
-    def upstream(self, case: Case, inputs: Inputs) -> Stored:
-        """A random gradient of the output."""
+    def upstream(self, case: Case, inputs: Inputs) -> Mapping[str, Stored]:
+        """A random gradient of each output of these inputs, by name."""
 
     @abstractmethod
     def expected(
@@ -97,12 +101,16 @@ class OpSpec(ABC):
         self,
         case: Case,
         inputs: Inputs,
-        upstream: Stored,
+        upstream: Mapping[str, Stored],
         forward: Expected,
         contract: Contract,
         arch: str | None,
     ) -> Mapping[str, Bounded]:
         """Exact gradients of `needs(inputs)` and their bounds."""
+
+    def outputs_of(self, inputs: Inputs) -> tuple[str, ...]:
+        """The outputs that these inputs ask for; the others come as None."""
+        return self.outputs
 
     def place_of_row(self, inputs: Inputs, name: str, index: tuple[int, ...]) -> dict[str, int]:
         """More about an index, such as the target id of a row."""

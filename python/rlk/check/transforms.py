@@ -17,7 +17,7 @@ from .case import Case, Inputs, take_rows
 from .checks import Measured, Session, call, determinism, expect_same
 from .stored import Stored, lay_out
 
-Values = Mapping[str, Stored]
+Values = Mapping[str, Stored]  # by name: outputs and gradients, or upstream gradients
 BATCHES = (1, 2, 15, 16, 17, 63, 64, 65, 127)
 
 
@@ -28,16 +28,20 @@ class Scene:
         self.session, self.case, spec = session, case, session.spec
         inputs = spec.build(case)
         self.all = np.arange(inputs.num_rows)
-        self.upstream = take_rows(spec.upstream(case, inputs), len(inputs.lead), self.all)
+        upstream = spec.upstream(case, inputs)
+        self.upstream = {n: take_rows(g, len(inputs.lead), self.all) for n, g in upstream.items()}
         self.inputs = inputs.rows(self.all)
         self.active = spec.active(self.inputs)
         self.values = self.run(self.inputs, self.upstream)
 
-    def run(self, inputs: Inputs, upstream: Stored) -> Values:
+    def run(self, inputs: Inputs, upstream: Values) -> Values:
         return call(self.session, self.case, inputs, upstream)
 
     def run_rows(self, index: np.ndarray) -> Values:
-        return self.run(self.inputs.rows(index), take_rows(self.upstream, 1, index))
+        return self.run(self.inputs.rows(index), self.upstream_rows(index))
+
+    def upstream_rows(self, index: np.ndarray) -> Values:
+        return {name: take_rows(g, 1, index) for name, g in self.upstream.items()}
 
     def rows(self, values: Values, index: np.ndarray) -> Values:
         """Only what belongs to one row each, at these rows."""
@@ -80,7 +84,7 @@ def neighbour_content(scene: Scene) -> None:
     for attempt in range(2):
         rng = scene.case.rng(f"T3/{attempt}")
         scrambled = scene.session.spec.scrambled(scene.inputs, rng)
-        g = _with_nan(scene.upstream, ~scene.active)
+        g = {n: _with_nan(one, ~scene.active) for n, one in scene.upstream.items()}
         same(scene.values, scene.run(scrambled, g), "T3: other content in inactive rows")
 
 
@@ -89,7 +93,7 @@ def padding(scene: Scene) -> None:
     for before, after in ((0, 5), (3, 0), (2, 131)):
         padded = scene.session.spec.with_inactive_rows(scene.inputs, before, after)
         index = np.arange(-before, rows + after).clip(0, rows - 1)
-        got = scene.run(padded, take_rows(scene.upstream, 1, index))
+        got = scene.run(padded, scene.upstream_rows(index))
         label = f"T4: {before} inactive rows before, {after} after"
         scene.expect_rows(label, scene.all, got, scene.all + before)
         same(scene.sums(scene.values), scene.sums(got), label)
@@ -114,8 +118,7 @@ def active_alone(scene: Scene) -> None:
 def paths(scene: Scene) -> None:
     spec, session = scene.session.spec, scene.session
     index = np.flatnonzero(scene.active)
-    g = take_rows(scene.upstream, 1, index)
-    got = scene.run(spec.without_skipping(scene.inputs), g)
+    got = scene.run(spec.without_skipping(scene.inputs), scene.upstream_rows(index))
     scene.expect_rows("T8: nothing skipped", index, got, np.arange(len(index)))
     same(scene.sums(scene.values), scene.sums(got), "T8: nothing skipped")
     if not session.candidate.differentiates:
@@ -124,7 +127,7 @@ def paths(scene: Scene) -> None:
         outcome = session.gradient(scene.inputs, scene.upstream, needs)
         label = f"T8: gradients of {', '.join(needs)} alone"
         same({n: scene.values[n] for n in needs}, outcome.gradients, label)
-        outputs = {n: scene.values[n] for n in spec.outputs}
+        outputs = {n: scene.values[n] for n in spec.outputs_of(scene.inputs)}
         same(outputs, outcome.outputs, f"{label}: forward in grad mode")
 
 
@@ -135,8 +138,10 @@ def layouts(scene: Scene) -> None:
             for name, value in scene.inputs.values.items()
             if isinstance(value, Stored) and value.shape
         }
-        raw = np.ascontiguousarray(scene.upstream.raw())
-        g = lay_out(raw, scene.upstream.dtype, layout)
+        g = {
+            name: lay_out(np.ascontiguousarray(one.raw()), one.dtype, layout)
+            for name, one in scene.upstream.items()
+        }
         same(scene.values, scene.run(scene.inputs.but(**moved), g), f"layout: {layout}")
 
 

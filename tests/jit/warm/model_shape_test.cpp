@@ -84,6 +84,74 @@ TEST_F(ModelShapeTest, NestedTextModels) {
             (ModelShape{7, 8}));
 }
 
+ModelShape with(ModelShape shape, double logit_scale, std::optional<double> softcap = {}) {
+  shape.logit_scale = logit_scale;
+  shape.softcap = softcap;
+  return shape;
+}
+
+TEST_F(ModelShapeTest, WhatModelsDoToTheirLogits) {
+  const auto read_more = [&](const std::string& more) {
+    return read(R"({"vocab_size": 70, "hidden_size": 64, )" + more + "}");
+  };
+  const ModelShape plain{70, 64};
+  // Gemma 2; 3 writes null; 0 is off.
+  EXPECT_EQ(read_more(R"("final_logit_softcapping": 30.0)"), with(plain, 1, 30));
+  EXPECT_EQ(read_more(R"("final_logit_softcapping": null)"), plain);
+  EXPECT_EQ(read_more(R"("final_logit_softcapping": 0)"), plain);
+  EXPECT_EQ(read_more(R"("attn_logit_softcapping": 50.0)"), plain);
+  // Cohere and MPT.
+  EXPECT_EQ(read_more(R"("model_type": "cohere", "logit_scale": 0.0625)"), with(plain, 0.0625));
+  EXPECT_EQ(read_more(R"("logit_scale": "inv_sqrt_d_model")"), with(plain, 0.125));
+  EXPECT_EQ(read_more(R"("logit_scale": null)"), plain);
+  // Granite divides, HyperCLOVA X multiplies, MiniCPM has the name alone.
+  EXPECT_EQ(read_more(R"("model_type": "granite", "logits_scaling": 8)"), with(plain, 0.125));
+  EXPECT_EQ(read_more(R"("model_type": "granitemoehybrid", "logits_scaling": 1)"), plain);
+  EXPECT_EQ(read_more(R"("model_type": "hyperclovax", "logits_scaling": 8)"), with(plain, 8));
+  EXPECT_EQ(read_more(R"("model_type": "minicpm3", "logits_scaling": 8)"), plain);
+  // Falcon-H1, Grok.
+  EXPECT_EQ(read_more(R"("lm_head_multiplier": 0.5)"), with(plain, 0.5));
+  EXPECT_EQ(read_more(R"("output_multiplier_scale": 0.5, "final_logit_softcapping": 50)"),
+            with(plain, 0.5, 50));
+}
+
+TEST_F(ModelShapeTest, LogitsOfTheNestedTextModel) {
+  EXPECT_EQ(read(R"({"text_config": {"vocab_size": 70, "hidden_size": 64,
+                                     "final_logit_softcapping": 30.0},
+                     "vision_config": {"hidden_size": 9, "logit_scale": 4}, "logit_scale": 5})"),
+            with({70, 64}, 1, 30));
+}
+
+TEST_F(ModelShapeTest, LogitsThatMeanNothing) {
+  const auto refused_more = [&](const std::string& more) {
+    return refused(R"({"vocab_size": 70, "hidden_size": 64, )" + more + "}");
+  };
+  EXPECT_EQ(refused_more(R"("final_logit_softcapping": -1)"),
+            "final_logit_softcapping: expected a number above 0, got -1");
+  EXPECT_EQ(refused_more(R"("final_logit_softcapping": true)"),
+            "final_logit_softcapping: expected a number, got true");
+  EXPECT_EQ(refused_more(R"("logit_scale": "large")"),
+            "logit_scale: expected a number, got \"large\"");
+  EXPECT_EQ(refused_more(R"("logit_scale": [1])"), "logit_scale: expected a number, got an array");
+  EXPECT_EQ(refused_more(R"("logits_scaling": 0)"),
+            "logits_scaling: expected a number but 0, got 0");
+}
+
+TEST_F(ModelShapeTest, LogitsWithoutAFile) {
+  EXPECT_EQ(read_model_shape("V=7,D=64,softcap=30"), with({7, 64}, 1, 30));
+  EXPECT_EQ(read_model_shape("V=7,softcap=2.5,logit_scale=-0.0625,D=64"),
+            with({7, 64}, -0.0625, 2.5));
+  for (const char* word : {"V=7,D=8,softcap=0", "V=7,D=8,softcap=", "V=7,D=8,softcap=inf",
+                           "V=7,D=8,softcap=1,softcap=2", "V=7,D=8,logit_scale=x"}) {
+    EXPECT_NE(what<InvalidArgument>([&] { read_model_shape(word); }), "") << word;
+  }
+}
+
+TEST_F(ModelShapeTest, EntropyIsAnOption) {
+  EXPECT_FALSE(read_model_shape("V=7,D=8").entropy);
+  EXPECT_TRUE(read_model_shape("V=7,D=8", {.num_shards = 1, .vocab = {}, .entropy = true}).entropy);
+}
+
 TEST_F(ModelShapeTest, ShardsAndResizedVocabularies) {
   const std::string text = R"({"vocab_size": 128256, "hidden_size": 4096})";
   EXPECT_EQ(read(text, {.num_shards = 8, .vocab = {}}), (ModelShape{16032, 4096}));

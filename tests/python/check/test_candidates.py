@@ -187,7 +187,7 @@ def test_the_candidate_cannot_reach_the_oracles_inputs() -> None:
         ({"variant": "generic"}, "variant"),
         ({"token_value": 257}, "token_value"),
         ({"options": "some"}, "options"),
-        ({"options": {"softcap": 30}}, "options"),
+        ({"options": {"top_k": 30}}, "options"),
         ({"framework": "numpy", "device": "cuda"}, "device"),
     ],
 )

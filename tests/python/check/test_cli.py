@@ -67,7 +67,10 @@ def test_a_broken_kernel_exits_1_and_says_where(capsys: Any) -> None:
         (("--option", "bias=twice"), "--option: bias: expected one of none, same, float32"),
         (("--option", "temperature=0"), "--option: temperature: expected a number above 0 or row"),
         (("--option", "ignore_index=x"), "--option: ignore_index: expected a whole number or none"),
-        (("--option", "softcap=30"), "--option"),
+        (("--option", "softcap=0"), "--option: softcap: expected a number above 0"),
+        (("--option", "logit_scale=inf"), "--option: logit_scale: expected a number"),
+        (("--option", "return_lse=1"), "--option: return_lse: expected True or False"),
+        (("--option", "top_k=30"), "--option"),
     ],
 )
 def test_misuse_exits_2_with_one_line(arguments: Any, named: str, capsys: Any) -> None:
@@ -164,8 +167,16 @@ def test_options_as_a_line_names_them(capsys: Any) -> None:
 def test_every_option_set(capsys: Any) -> None:
     assert main([*REFERENCE, "--dtype", "fp32", "--option", "all"]) == 0
     lines = capsys.readouterr().out.splitlines()[:-1]
-    assert len({line.split("|")[0] for line in lines}) == len(lines) == 9
-    for option in ("bias=none", "temperature=row", "mask=", "ignore_index=0", "target=uint8"):
+    assert len({line.split("|")[0] for line in lines}) == len(lines) == 13
+    for option in (
+        "softcap=2.0",
+        "return_entropy=True",
+        "bias=none",
+        "temperature=row",
+        "mask=",
+        "ignore_index=0",
+        "target=uint8",
+    ):
         assert any(option in line for line in lines)
 
 

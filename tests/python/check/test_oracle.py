@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -26,38 +29,48 @@ def rows(seed: int = 0, num: int = 5, vocab: int = 23, depth: int = 7) -> oracle
 
 
 def forward(r: oracle.LinearRows) -> oracle.LinearLogprob:
-    return oracle.linear_logprob(r, CONTRACT.coefficients("linear_logprob", "float32"))
+    return oracle.linear_logprob(r, CONTRACT.coefficients("linear_logprob", "float32"), True)
 
 
-def gradients(r: oracle.LinearRows, g: np.ndarray) -> dict[str, oracle.Bounded]:
+def gradients(r: oracle.LinearRows, g: np.ndarray, output: str = "logp") -> dict[str, Any]:
     c = CONTRACT.coefficients("linear_logprob_grad", "float32")
     store = dict.fromkeys(("hidden", "weight", "bias"), c)
-    return oracle.linear_logprob_gradients(r, g, forward(r), c, store)
+    return oracle.linear_logprob_gradients(r, {output: g}, forward(r), c, store)
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "softcap": {"softcap": 1.5},
+    "logit_scale": {"logit_scale": -0.5},
+    "both": {"softcap": 1.5, "logit_scale": 0.5},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("output", ["logp", "entropy", "lse"])
 @pytest.mark.parametrize("name", ["hidden", "weight", "bias"])
-def test_gradients_are_finite_differences(name: str) -> None:
-    r, g = rows(), np.random.default_rng(1).normal(size=5)
-    exact = gradients(r, g)[name].value
+def test_gradients_are_finite_differences(name: str, output: str, options: str) -> None:
+    r, g = replace(rows(), **OPTIONS[options]), np.random.default_rng(1).normal(size=5)
+    exact = gradients(r, g, output)[name].value
     array = getattr(r, name)
     numeric = np.zeros_like(array)
     for index in np.ndindex(array.shape):
         old = array[index]
         array[index] = old + 1e-6
-        above = (g * forward(r).logp).sum()
+        above = (g * getattr(forward(r), output)).sum()
         array[index] = old - 1e-6
-        numeric[index] = (above - (g * forward(r).logp).sum()) / 2e-6
+        numeric[index] = (above - (g * getattr(forward(r), output)).sum()) / 2e-6
         array[index] = old
     np.testing.assert_allclose(exact, numeric, rtol=1e-6, atol=1e-8)
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    r, g = rows(vocab=64), np.ones(5)
-    whole, whole_gradients = forward(r), gradients(r, g)
+    r, g = replace(rows(vocab=64), softcap=2.0), np.ones(5)
+    whole, whole_gradients = forward(r), gradients(r, g, "entropy")
     monkeypatch.setattr(oracle, "BLOCK_ELEMENTS", 5 * 7)
-    np.testing.assert_allclose(forward(r).logp, whole.logp, rtol=1e-13)
-    np.testing.assert_allclose(forward(r).bound, whole.bound, rtol=1e-13)
-    for name, exact in gradients(r, g).items():
+    for value in ("logp", "bound", "entropy", "entropy_bound", "lse", "lse_bound"):
+        np.testing.assert_allclose(getattr(forward(r), value), getattr(whole, value), rtol=1e-12)
+    for name, exact in gradients(r, g, "entropy").items():
         np.testing.assert_allclose(exact.value, whole_gradients[name].value, atol=1e-13)
         np.testing.assert_allclose(exact.bound, whole_gradients[name].bound, rtol=1e-12)
 
@@ -87,6 +100,34 @@ def test_a_row_of_minus_infinity_is_nan() -> None:
     assert r.bias is not None
     r.bias[:] = -np.inf
     assert np.isnan(forward(r).logp).all()
+    assert np.isnan(forward(r).entropy).all()
+    assert (forward(r).lse == -np.inf).all()
+
+
+def test_closed_forms_of_entropy_and_log_sum_exp() -> None:
+    r = rows()
+    assert r.bias is not None
+    for array in (r.hidden, r.bias):
+        array[:] = 0.0
+    np.testing.assert_allclose(forward(r).entropy, np.log(23), rtol=1e-12)
+    np.testing.assert_allclose(forward(r).lse, np.log(23), rtol=1e-12)
+    r.bias[5:] = -np.inf  # a distribution over five
+    np.testing.assert_allclose(forward(r).entropy, np.log(5), rtol=1e-12)
+    r.bias[1:] = -np.inf
+    assert (forward(r).entropy == 0).all()
+
+
+def test_options_widen_the_bound_and_a_capped_infinity_does_not() -> None:
+    r = rows()
+    capped = replace(r, softcap=1e6)  # bends nothing
+    more = forward(capped).bound - forward(r).bound
+    a = (np.abs(r.hidden) @ np.abs(r.weight).T + np.abs(r.bias)) / r.temperature[:, None]
+    np.testing.assert_allclose(more, 4 * 2.0**-23 * a.max(axis=1), rtol=1e-4)
+    assert capped.bias is not None
+    capped.bias[3] = -np.inf
+    assert np.isfinite(forward(capped).bound).all()
+    for exact in gradients(replace(capped, softcap=2.0), np.ones(5)).values():
+        assert np.isfinite(exact.bound).all()
 
 
 def test_constant_inputs_give_minus_log_v() -> None:

@@ -31,16 +31,24 @@ struct Worst {
 };
 
 struct Row {
-  std::vector<double> z, logp, dz, dz_bound;
-  double logp_bound = 0;
+  std::vector<double> dz, dz_bound;
+  double logp = 0, entropy = 0, lse = 0;
+  double logp_bound = 0, entropy_bound = 0, lse_bound = 0;
 };
 
-// Row i in float64, with bounds of its log-prob and of each dZ.
+double at_or_zero(const std::vector<float>& values, std::size_t i) {
+  return values.empty() ? 0.0 : values[i];
+}
+
+// Row i in float64, with bounds of its results and of each dZ.
 Row oracle_row(const Problem& p, Int64 i) {
   const auto at = static_cast<std::size_t>(i);
-  const double scale = p.inverse_temperature.empty() ? 1.0 : p.inverse_temperature[at];
+  const double inverse = p.inverse_temperature.empty() ? 1.0 : p.inverse_temperature[at];
+  const double scale = p.logit_scale, cap = p.softcap;
+  const bool has_options = cap != 0 || scale != 1;
+  const double chain = (static_cast<double>(p.d()) / 8 + (has_options ? 6 : 2)) * 0x1p-23;
   const auto target = static_cast<std::size_t>(p.target[at]);
-  Row row;
+  std::vector<double> z, slope, slope_error;
   double max = -k_infinity, largest = 0;
   for (Int64 v = 0; v < p.v(); ++v) {
     double dot = 0, size = 0;
@@ -50,29 +58,56 @@ Row oracle_row(const Problem& p, Int64 i) {
       size += std::fabs(term);
     }
     const double bias = p.bias.present() ? p.bias.get(v, 0) : 0.0f;
-    row.z.push_back((dot + bias) * scale);
-    max = std::max(max, row.z.back());
-    if (std::isfinite(row.z.back())) {
-      largest = std::max(largest, (size + std::fabs(bias)) * scale);
-    }
+    const double x = scale * (dot + bias);
+    const double x_size = std::fabs(scale) * (size + std::fabs(bias));
+    const double sech = cap == 0 ? 1 : 1 / std::cosh(x / cap);
+    z.push_back((cap == 0 ? x : cap * std::tanh(x / cap)) * inverse);
+    slope.push_back(sech * sech);
+    slope_error.push_back(cap == 0 ? 0 : 2 * std::fabs(std::tanh(x / cap)) * chain * x_size / cap);
+    max = std::max(max, z.back());
+    if (std::isfinite(z.back())) largest = std::max(largest, x_size * inverse);
   }
   double sum = 0;
-  for (double z : row.z) sum += std::exp(z - max);
-  const double rounding = (static_cast<double>(p.d()) / 8 + 2) * 0x1p-23 * largest;
-  const double g = double{p.grad[at]} * scale;
+  for (double one : z) sum += std::exp(one - max);
+  const auto logp_of = [&](std::size_t v) { return (z[v] - max) - std::log(sum); };
+  Row row;
+  for (std::size_t v = 0; v < z.size(); ++v) {
+    const double l = logp_of(v);
+    if (l != -k_infinity) row.entropy -= std::exp(l) * l;
+  }
+  double spread = 0;  // how far an error of each logit reaches into the entropy
+  for (std::size_t v = 0; v < z.size(); ++v) {
+    const double l = logp_of(v);
+    if (l != -k_infinity) spread += std::exp(l) * std::fabs(l + row.entropy);
+  }
+  row.logp = logp_of(target);
+  row.lse = max + std::log(sum);
+  const auto bound_of = [](double value, double rounding) {
+    return 2e-5 + 1e-6 * std::fabs(value) + rounding;
+  };
+  const double rounding = chain * largest;
+  row.logp_bound = std::isfinite(row.logp) ? bound_of(row.logp, rounding) : 0;
+  row.entropy_bound = bound_of(row.entropy, rounding * spread);
+  row.lse_bound = bound_of(row.lse, rounding);
+  const double factor = inverse * scale;
+  const double g = at_or_zero(p.grad, at) * factor;
+  const double g_entropy = at_or_zero(p.grad_entropy, at) * factor;
+  const double g_lse = at_or_zero(p.grad_lse, at) * factor;
   const double floor = p.hidden.type == kTypeFloat16 ? 0x1p-38 : 0x1p-126;
   const double unit = unit_of(p.hidden.type);
-  for (std::size_t v = 0; v < row.z.size(); ++v) {
-    const double logp = (row.z[v] - max) - std::log(sum);
-    const double probability = std::exp(logp);
-    const double bound = 2e-5 + 1e-6 * std::fabs(logp) + rounding;
-    if (v == target) row.logp_bound = std::isfinite(logp) ? bound : 0;
-    const bool masked = row.z[v] == -k_infinity && max > -k_infinity;
-    const double dz = masked ? 0 : g * ((v == target ? 1 : 0) - probability);
-    row.logp.push_back(logp);
+  for (std::size_t v = 0; v < z.size(); ++v) {
+    const double l = logp_of(v), probability = std::exp(l), away = l + row.entropy;
+    const bool masked = z[v] == -k_infinity && max > -k_infinity;
+    const double of_p = g_lse - g - (masked ? 0 : g_entropy * away);
+    const double of_z = (v == target ? g : 0) + probability * of_p;
+    const double dz = masked ? 0 : of_z * slope[v];
+    const double size =
+        std::fabs(g) + std::fabs(g_lse) + std::fabs(g_entropy) * (std::fabs(away) + 2);
+    const double error =
+        slope[v] * probability * size * (bound_of(l, rounding) + rounding * spread) + floor * size +
+        std::fabs(dz) * slope_error[v];
     row.dz.push_back(dz);
-    row.dz_bound.push_back(
-        masked ? 0 : unit * std::fabs(dz) + std::fabs(g) * (probability * bound + floor));
+    row.dz_bound.push_back(masked ? 0 : unit * std::fabs(dz) + error);
   }
   return row;
 }
@@ -86,7 +121,8 @@ struct Sum {
     size += std::fabs(dz * other);
   }
   double total_bound(Int64 num_terms, Int64 type) const {
-    return unit_of(type) * std::fabs(value) + bound +
+    const double half_step = type == kTypeFloat16 ? 0x1p-25 : 0;  // of its subnormals
+    return unit_of(type) * std::fabs(value) + half_step + bound +
            (static_cast<double>(num_terms) / 8 + 2) * 0x1p-23 * size;
   }
 };
@@ -99,8 +135,11 @@ double check(const Kernel& kernel, const Problem& p, const std::string& what) {
   for (Int64 i = 0; i < n; ++i) {
     const Row row = oracle_row(p, i);
     const auto at = static_cast<std::size_t>(i);
-    worst.see(got.logp[at], row.logp[static_cast<std::size_t>(p.target[at])], row.logp_bound,
-              what + " logp " + std::to_string(i));
+    const std::string number = std::to_string(i);
+    worst.see(got.logp[at], row.logp, row.logp_bound, what + " logp " + number);
+    if (p.entropy)
+      worst.see(got.entropy[at], row.entropy, row.entropy_bound, what + " H " + number);
+    if (p.lse) worst.see(got.lse[at], row.lse, row.lse_bound, what + " lse " + number);
     EXPECT_FALSE(got.logp[at] > 0) << what;
     std::vector<Sum> hidden(static_cast<std::size_t>(d));
     for (Int64 c = 0; c < v; ++c) {
@@ -155,10 +194,66 @@ TEST(KernelCpuAccuracy, RandomInputsOfAllSizesAndTypes) {
   }
 }
 
+TEST(KernelCpuAccuracy, AllOptions) {
+  for (Target target : levels()) {
+    for (Int64 type : {kTypeFloat32, kTypeBfloat16, kTypeFloat16}) {
+      unsigned seed = 0;
+      for (Int64 v : {1, 2, 129, 1153}) {
+        Problem p = with_options(random_problem(type, 9, 70, v, ++seed));
+        check(kernel(target, type), p, text(target, p));
+        p.softcap = 30;  // hardly capped
+        p.grad.clear();
+        check(kernel(target, type), p, text(target, p) + " softcap 30");
+        p.softcap = 0.1f;  // mostly flat
+        p.logit_scale = -2;
+        check(kernel(target, type), p, text(target, p) + " softcap 0.1");
+        p.softcap = 0;
+        p.logit_scale = 0;
+        check(kernel(target, type), p, text(target, p) + " logit scale 0");
+      }
+    }
+  }
+}
+
+TEST(KernelCpuAccuracy, EachOptionAlone) {
+  const Problem all = with_options(random_problem(kTypeFloat32, 20, 64, 300));
+  for (Target target : levels()) {
+    for (int option = 0; option < 4; ++option) {
+      Problem p = random_problem(kTypeFloat32, 20, 64, 300);
+      if (option == 0) p.softcap = all.softcap;
+      if (option == 1) p.logit_scale = all.logit_scale;
+      p.entropy = option == 2;
+      p.lse = option == 3;
+      if (p.entropy) p.grad_entropy = all.grad_entropy;
+      if (p.lse) p.grad_lse = all.grad_lse;
+      check(kernel(target, kTypeFloat32), p, text(target, p) + " option " + std::to_string(option));
+      // The gradient of one output alone.
+      if (p.entropy || p.lse) p.grad.clear();
+      check(kernel(target, kTypeFloat32), p, text(target, p) + " alone " + std::to_string(option));
+    }
+  }
+}
+
+TEST(KernelCpuAccuracy, EntropyOfVeryUnequalAndVeryEqualLogits) {
+  for (Target target : levels()) {
+    for (float spread : {0.0f, 1e-3f, 30.0f, 1000.0f}) {
+      Problem p = with_options(random_problem(kTypeFloat32, 5, 8, 700));
+      p.softcap = 0;
+      p.logit_scale = 1;
+      for (Int64 v = 0; v < p.v(); ++v) {
+        p.bias.set(v, 0, -spread * static_cast<float>(v % 50) / 50.0f);
+        for (Int64 k = 0; k < p.d(); ++k) p.weight.set(v, k, 0.0f);
+      }
+      check(kernel(target, kTypeFloat32), p, text(target, p) + " spread " + std::to_string(spread));
+    }
+  }
+}
+
 TEST(KernelCpuAccuracy, SeveralStripsAndWaves) {
   for (Target target : levels()) {
     const Problem p = random_problem(kTypeFloat32, 1300, 3, 1300);
     check(kernel(target, kTypeFloat32), p, text(target, p));
+    check(kernel(target, kTypeFloat32), with_options(p), text(target, p) + " with options");
   }
 }
 

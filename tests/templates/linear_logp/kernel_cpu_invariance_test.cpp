@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numeric>
 
 namespace rlk::test {
@@ -20,6 +21,8 @@ void expect_same(const Result& a, const Result& b, const std::string& what) {
   EXPECT_TRUE(same_bits(a.logp, b.logp)) << what;
   EXPECT_TRUE(same_bits(a.row_max, b.row_max)) << what;
   EXPECT_TRUE(same_bits(a.row_log_sum, b.row_log_sum)) << what;
+  EXPECT_TRUE(same_bits(a.entropy, b.entropy)) << what;
+  EXPECT_TRUE(same_bits(a.lse, b.lse)) << what;
   EXPECT_TRUE(a.grad_hidden == b.grad_hidden) << what;
   EXPECT_TRUE(a.grad_weight == b.grad_weight) << what;
   EXPECT_TRUE(a.grad_bias == b.grad_bias) << what;
@@ -32,7 +35,7 @@ std::string text(Target target, Int64 number) {
 TEST(KernelCpuInvariance, RowsInBatchesOfAnySize) {
   for (Target target : levels()) {
     const Kernel& k = kernel(target, kTypeFloat32);
-    const Problem all = random_problem(kTypeFloat32, 1000, 203, 301);
+    const Problem all = with_options(random_problem(kTypeFloat32, 1000, 203, 301));
     const Result whole = run(k, all, {true, false, false});
     for (Int64 n : {1, 2, 15, 16, 17, 63, 64, 65, 127}) {
       for (Int64 first : {Int64{0}, Int64{311}, 1000 - n}) {
@@ -44,6 +47,8 @@ TEST(KernelCpuInvariance, RowsInBatchesOfAnySize) {
           ASSERT_TRUE(same_bits(part.logp[a], whole.logp[b])) << text(target, n) << " row " << i;
           ASSERT_TRUE(same_bits(part.row_max[a], whole.row_max[b]));
           ASSERT_TRUE(same_bits(part.row_log_sum[a], whole.row_log_sum[b]));
+          ASSERT_TRUE(same_bits(part.entropy[a], whole.entropy[b]));
+          ASSERT_TRUE(same_bits(part.lse[a], whole.lse[b]));
           for (Int64 c = 0; c < all.d(); ++c) {
             ASSERT_TRUE(same_bits(part.grad_hidden.get(i, c), whole.grad_hidden.get(first + i, c)))
                 << text(target, n) << " row " << i << " dhidden";
@@ -58,7 +63,7 @@ TEST(KernelCpuInvariance, ThreadsDoNotMatter) {
   for (Target target : levels()) {
     for (const Problem& p :
          {random_problem(kTypeFloat32, 700, 100, 1500), random_problem(kTypeFloat32, 3, 500, 2000),
-          random_problem(kTypeFloat32, 900, 300, 5)}) {
+          with_options(random_problem(kTypeFloat32, 900, 300, 5))}) {
       const Kernel& k = kernel(target, kTypeFloat32);
       const Threads one(1);
       const Result alone = run(k, p);
@@ -82,6 +87,34 @@ TEST(KernelCpuInvariance, ConstantSizesGiveTheSameBits) {
       const Problem p = random_problem(kTypeFloat32, 5, size, size, 6);
       expect_same(run(kernel(target, kTypeFloat32, size, size), p),
                   run(kernel(target, kTypeFloat32), p), text(target, size));
+    }
+  }
+}
+
+// Every option constant and at run time, asked for and not.
+TEST(KernelCpuInvariance, ConstantOptionsGiveTheSameBits) {
+  const Problem full = with_options(random_problem(kTypeFloat32, 29, 50, 300));
+  for (Target target : levels()) {
+    for (int bits = 0; bits < 8; ++bits) {
+      const Options options{bits & 1, bits >> 1 & 1, bits >> 2};
+      Problem p = full;
+      if (options.softcap == 0) p.softcap = 0;
+      if (options.logit_scale == 0) p.logit_scale = 1;
+      p.entropy = options.entropy == 1;
+      if (!p.entropy) p.grad_entropy.clear();
+      for (bool lse : {false, true}) {
+        p.lse = lse;
+        if (!lse) p.grad_lse.clear();
+        const Result got = run(kernel(target, kTypeFloat32, -1, -1, options), p);
+        expect_same(got, run(kernel(target, kTypeFloat32), p), text(target, bits));
+        // A value not asked for is not written, and changes none of the others.
+        EXPECT_EQ(std::isnan(got.entropy[0]), !p.entropy);
+        EXPECT_EQ(std::isnan(got.lse[0]), !lse);
+        Problem plain = p;
+        plain.entropy = plain.lse = false;
+        EXPECT_TRUE(same_bits(run_forward(kernel(target, kTypeFloat32), plain).logp, got.logp));
+        p.grad_lse = full.grad_lse;
+      }
     }
   }
 }

@@ -13,6 +13,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 
 namespace rlk::test {
 namespace {
@@ -135,22 +136,37 @@ Problem random_problem(Int64 type, Int64 n, Int64 d, Int64 v, unsigned seed, Int
   return p;
 }
 
+Problem with_options(Problem problem, unsigned seed) {
+  std::mt19937 random(seed + 77);
+  std::normal_distribution<float> normal;
+  problem.softcap = 1.5f;
+  problem.logit_scale = 0.75f;
+  problem.entropy = problem.lse = true;
+  for (Int64 i = 0; i < problem.n(); ++i) {
+    problem.grad_entropy.push_back(normal(random));
+    problem.grad_lse.push_back(normal(random));
+  }
+  return problem;
+}
+
 Problem take_rows(const Problem& problem, const std::vector<Int64>& rows) {
   Problem p = problem;
   p.hidden = Matrix(problem.hidden.type, static_cast<Int64>(rows.size()), problem.d());
   p.target.clear();
-  p.inverse_temperature.clear();
-  p.grad.clear();
+  const auto take = [&](std::vector<float>& values) {
+    const std::vector<float> all = std::exchange(values, {});
+    for (Int64 row : rows) {
+      if (!all.empty()) values.push_back(all[static_cast<std::size_t>(row)]);
+    }
+  };
+  for (auto* values : {&p.inverse_temperature, &p.grad, &p.grad_entropy, &p.grad_lse}) {
+    take(*values);
+  }
   for (std::size_t i = 0; i < rows.size(); ++i) {
     for (Int64 k = 0; k < problem.d(); ++k) {
       p.hidden.set(static_cast<Int64>(i), k, problem.hidden.get(rows[i], k));
     }
-    const auto from = static_cast<std::size_t>(rows[i]);
-    p.target.push_back(problem.target[from]);
-    if (!problem.inverse_temperature.empty()) {
-      p.inverse_temperature.push_back(problem.inverse_temperature[from]);
-    }
-    p.grad.push_back(problem.grad[from]);
+    p.target.push_back(problem.target[static_cast<std::size_t>(rows[i])]);
   }
   return p;
 }
@@ -163,10 +179,10 @@ std::vector<Target> levels() {
   return all;
 }
 
-const Kernel& kernel(Target target, Int64 type, Int64 v, Int64 d) {
-  static std::map<std::tuple<Target, Int64, Int64, Int64>, Kernel> known;
+const Kernel& kernel(Target target, Int64 type, Int64 v, Int64 d, Options options) {
+  static std::map<std::tuple<Target, Int64, Int64, Int64, Options>, Kernel> known;
   static std::vector<LoadedKernel> images;  // keep the code mapped
-  const auto [at, is_new] = known.try_emplace({target, type, v, d});
+  const auto [at, is_new] = known.try_emplace({target, type, v, d, options});
   if (!is_new) return at->second;
   static jit::LlvmCompiler compiler(RLK_LLVM_FOLDER);
   static const auto loader = runtime::make_cpu_loader();
@@ -178,7 +194,12 @@ const Kernel& kernel(Target target, Int64 type, Int64 v, Int64 d) {
     request.name = "linear_logp";
     request.target = name(target);
     request.source = source->code;
-    request.constants = {{"kX", type}, {"kV", v}, {"kD", d}};
+    request.constants = {{"kX", type},
+                         {"kV", v},
+                         {"kD", d},
+                         {"kSoftcap", options.softcap},
+                         {"kLogitScale", options.logit_scale},
+                         {"kEntropy", options.entropy}};
     request.entries.assign(std::begin(Steps::entries), std::end(Steps::entries));
     LoadedKernel loaded;
     loader->load(loaded, compiler.compile(request).code, Steps::entries);
@@ -199,7 +220,7 @@ namespace {
 
 struct Compact {
   std::vector<Int64> offsets, target;
-  std::vector<float> inverse_temperature, grad;
+  std::vector<float> inverse_temperature, grad, grad_entropy, grad_lse;
 };
 
 // The caller's part: what the op's launch does from a call.
@@ -221,7 +242,13 @@ LinearLogpCpuOperands operands_of(const Problem& p, Compact& compact, Result& re
   }
   o.target = p.target.data();
   o.inverse_temperature = p.inverse_temperature.empty() ? nullptr : p.inverse_temperature.data();
-  o.grad = p.grad.data();
+  o.softcap = p.softcap;
+  o.inverse_softcap = p.softcap == 0 ? 0 : 1 / p.softcap;
+  o.logit_scale = p.logit_scale;
+  const auto data = [](const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); };
+  o.grad = data(p.grad);
+  o.grad_entropy = data(p.grad_entropy);
+  o.grad_lse = data(p.grad_lse);
   if (!p.active.empty()) {
     for (Int64 row : p.active) {
       const auto i = static_cast<std::size_t>(row);
@@ -229,18 +256,24 @@ LinearLogpCpuOperands operands_of(const Problem& p, Compact& compact, Result& re
       compact.target.push_back(p.target[i]);
       compact.inverse_temperature.push_back(o.inverse_temperature ? p.inverse_temperature[i]
                                                                   : 1.0f);
-      compact.grad.push_back(p.grad[i]);
+      if (o.grad) compact.grad.push_back(p.grad[i]);
+      if (o.grad_entropy) compact.grad_entropy.push_back(p.grad_entropy[i]);
+      if (o.grad_lse) compact.grad_lse.push_back(p.grad_lse[i]);
     }
     o.all_rows = static_cast<Int64>(p.active.size());
     o.rows = p.active.data();
     o.hidden_offsets = compact.offsets.data();
     o.target = compact.target.data();
     o.inverse_temperature = compact.inverse_temperature.data();
-    o.grad = compact.grad.data();
+    o.grad = data(compact.grad);
+    o.grad_entropy = data(compact.grad_entropy);
+    o.grad_lse = data(compact.grad_lse);
   }
   o.logp = result.logp.data();
   o.row_max = result.row_max.data();
   o.row_log_sum = result.row_log_sum.data();
+  if (p.entropy) o.entropy = result.entropy.data();
+  if (p.lse) o.lse = result.lse.data();
   return o;
 }
 
@@ -256,6 +289,8 @@ Result run(const Kernel& kernel, const Problem& problem, Needs needs) {
   result.logp.assign(n, k_nan);
   result.row_max.assign(n, k_nan);
   result.row_log_sum.assign(n, k_nan);
+  result.entropy.assign(n, k_nan);
+  result.lse.assign(n, k_nan);
   Compact compact;
   LinearLogpCpuOperands operands = operands_of(problem, compact, result);
   auto& pool = runtime::ThreadPool::instance();

@@ -50,8 +50,11 @@ struct Problem {
   Matrix bias;    // [v, 1] or absent
   std::vector<Int64> target;
   std::vector<float> inverse_temperature;  // may be empty
-  std::vector<float> grad;
-  std::vector<Int64> active;  // rows that count; empty: all
+  float softcap = 0;                       // 0: none
+  float logit_scale = 1;
+  bool entropy = false, lse = false;                // asked for in the forward
+  std::vector<float> grad, grad_entropy, grad_lse;  // may be empty
+  std::vector<Int64> active;                        // rows that count; empty: all
 
   Int64 n() const { return hidden.rows; }
   Int64 d() const { return hidden.cols; }
@@ -61,11 +64,13 @@ struct Problem {
 // Normal hidden, weight of variance 1/d, per-row temperature, random targets and gradients.
 Problem random_problem(Int64 type, Int64 n, Int64 d, Int64 v, unsigned seed = 1,
                        Int64 bias_type = kTypeFloat32);
+// The same with softcap, logit scale, entropy and lse, and a gradient of each output.
+Problem with_options(Problem problem, unsigned seed = 1);
 // The rows of `rows`, in that order.
 Problem take_rows(const Problem& problem, const std::vector<Int64>& rows);
 
 struct Result {
-  std::vector<float> logp, row_max, row_log_sum;
+  std::vector<float> logp, row_max, row_log_sum, entropy, lse;
   Matrix grad_hidden, grad_weight, grad_bias;
 };
 
@@ -78,8 +83,13 @@ struct Kernel {
 
 // Levels of this processor.
 std::vector<Target> levels();
+// 0: without, 1: with, -1: at run time. A backward has entropy where that has a gradient.
+struct Options {
+  Int64 softcap = -1, logit_scale = -1, entropy = -1;
+  auto operator<=>(const Options&) const = default;
+};
 // Compiled once a process. -1: the generic variant's size.
-const Kernel& kernel(Target target, Int64 type, Int64 v = -1, Int64 d = -1);
+const Kernel& kernel(Target target, Int64 type, Int64 v = -1, Int64 d = -1, Options options = {});
 
 struct Needs {
   bool hidden = true, weight = true, bias = true;

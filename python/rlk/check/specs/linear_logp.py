@@ -18,19 +18,38 @@ from . import linear_logp_inputs as draw
 from . import linear_logp_suite as cases
 
 ROW_INPUTS = ("hidden", "target", "temperature", "mask")
-DEFAULTS = {"bias": None, "temperature": 1.0, "mask": None, "ignore_index": -100}
+DEFAULTS = {
+    "bias": None,
+    "temperature": 1.0,
+    "softcap": None,
+    "logit_scale": 1.0,
+    "mask": None,
+    "ignore_index": -100,
+    "return_entropy": False,
+    "return_lse": False,
+}
 
 
 class LinearLogp(OpSpec):
-    """log p of one target id a row: log_softmax((hidden . weight^T + bias) / temperature)."""
+    """log p of one target id a row, entropy and log-sum-exp of its logits
+    z = cap(logit_scale * (hidden . weight^T + bias)) / temperature."""
 
     name = "linear_logp"
     op_class = "linear_logprob"
     options = tuple(DEFAULTS)
-    outputs = ("logp",)
+    outputs = ("logp", "entropy", "lse")
+    output_options = frozenset({"return_entropy", "return_lse"})
+    grad_arguments = {"logp": "grad_output", "entropy": "grad_entropy", "lse": "grad_lse"}
     differentiable = ("hidden", "weight", "bias")
-    axes = {"logp": (), "hidden": ("hidden",), "weight": ("vocab", "hidden"), "bias": ("vocab",)}
-    row_outputs = ("logp", "hidden")
+    axes = {
+        "logp": (),
+        "entropy": (),
+        "lse": (),
+        "hidden": ("hidden",),
+        "weight": ("vocab", "hidden"),
+        "bias": ("vocab",),
+    }
+    row_outputs = ("logp", "entropy", "lse", "hidden")
     kinds = draw.KINDS
     adversarial = draw.ADVERSARIAL
     forward_only = draw.FORWARD_ONLY
@@ -53,8 +72,14 @@ class LinearLogp(OpSpec):
     def build(self, case: Case) -> Inputs:
         return draw.build(case, ROW_INPUTS)
 
-    def upstream(self, case: Case, inputs: Inputs) -> Stored:
-        return draw.upstream(case, self.active(inputs), inputs.lead)
+    def outputs_of(self, inputs: Inputs) -> tuple[str, ...]:
+        asked = {"entropy": inputs["return_entropy"], "lse": inputs["return_lse"]}
+        return tuple(name for name in self.outputs if asked.get(name, True))
+
+    def upstream(self, case: Case, inputs: Inputs) -> Mapping[str, Stored]:
+        active = self.active(inputs)
+        names = self.outputs_of(inputs)
+        return {name: draw.upstream(case, name, active, inputs.lead) for name in names}
 
     def active(self, inputs: Inputs) -> np.ndarray:
         num_lead = len(inputs.lead)
@@ -83,19 +108,28 @@ class LinearLogp(OpSpec):
         c = contract.coefficients(self.op_class, case.dtype, arch)
         active = self.active(inputs)
         rows = linear_rows(inputs, active)
-        forward = linear_logprob(rows, c)
+        names = self.outputs_of(inputs)
+        forward = linear_logprob(rows, c, "entropy" in names)
         bound = forward.bound
         if case.kind == "benchmark":
             bound = np.minimum(bound, c["benchmark_atol"])
-        value = _spread(forward.logp, active).reshape(inputs.lead)
-        allowed = _spread(bound, active).reshape(inputs.lead)
-        return Expected({"logp": Bounded(value, allowed)}, (rows, forward, active))
+        exact = {
+            "logp": Bounded(forward.logp, bound),
+            "entropy": Bounded(forward.entropy, forward.entropy_bound),
+            "lse": Bounded(forward.lse, forward.lse_bound),
+        }
+
+        def spread(rows: np.ndarray) -> np.ndarray:
+            return _spread(rows, active).reshape(inputs.lead)
+
+        found = {n: Bounded(spread(exact[n].value), spread(exact[n].bound)) for n in names}
+        return Expected(found, (rows, forward, active))
 
     def expected_gradients(
         self,
         case: Case,
         inputs: Inputs,
-        upstream: Stored,
+        upstream: Mapping[str, Stored],
         forward: Expected,
         contract: Contract,
         arch: str | None,
@@ -105,7 +139,10 @@ class LinearLogp(OpSpec):
         rows, logprob, active = forward.state
         needs = self.needs(inputs)
         store = {n: contract.coefficients(op_class, inputs[n].dtype, arch) for n in needs}
-        g = decode(flat_rows(upstream, len(inputs.lead)), upstream.dtype)[active]
+        g = {
+            name: decode(flat_rows(one, len(inputs.lead)), one.dtype)[active]
+            for name, one in upstream.items()
+        }
         exact = linear_logprob_gradients(rows, g, logprob, c, store)
         shape = inputs["hidden"].shape
         hidden = exact["hidden"]
@@ -150,12 +187,18 @@ class LinearLogp(OpSpec):
         changed = {
             "bias": base.but(bias=of(ramp, case.dtype)),
             "temperature": base.but(temperature=0.5),
+            "softcap": base.but(softcap=1.0),
+            "logit_scale": base.but(logit_scale=0.5),
             "mask": base.but(mask=of(half.reshape(base.lead), "bool")),
             "ignore_index": base.but(ignore_index=first),
         }
         per_row = base.but(temperature=of(np.full(base.lead, 0.5), "float32"))
         pairs = [Liveness(name, base, inputs) for name, inputs in changed.items()]
-        return [*pairs, Liveness("temperature a row", base, per_row)]
+        pairs.append(Liveness("temperature a row", base, per_row))
+        for name in ("return_entropy", "return_lse"):
+            asked = base.but(**{name: True})
+            pairs.append(Liveness(f"gradient of {name}", base, asked, gradients_alone=True))
+        return pairs
 
     def rejected(self, case: Case) -> list[Rejected]:
         base = self.build(case.but(kind="random", options={"ignored": 0}))
@@ -176,11 +219,12 @@ class LinearLogp(OpSpec):
             "row_sum": rules.linear_row_sum,
             "linear_in_upstream": rules.linear_in_upstream,
             "shift": rules.bias_shift,
+            "outputs_beside": rules.linear_outputs_beside,
         }
 
 
 def linear_rows(inputs: Inputs, active: np.ndarray) -> LinearRows:
-    """The active rows in float64; temperature is rounded to fp32 first, as the op says."""
+    """The active rows in float64; plain numbers are rounded to fp32 first, as the op says."""
     num_lead = len(inputs.lead)
 
     def rows(name: str) -> np.ndarray:
@@ -194,7 +238,16 @@ def linear_rows(inputs: Inputs, active: np.ndarray) -> LinearRows:
         heat = np.full(int(active.sum()), float(np.float32(temperature)))
     bias = None if inputs["bias"] is None else inputs["bias"].values()
     target = rows("target").astype(np.int64)
-    return LinearRows(rows("hidden"), inputs["weight"].values(), target, heat, bias)
+    softcap = inputs["softcap"]
+    return LinearRows(
+        rows("hidden"),
+        inputs["weight"].values(),
+        target,
+        heat,
+        bias,
+        None if softcap is None else float(np.float32(softcap)),
+        float(np.float32(inputs["logit_scale"])),
+    )
 
 
 def _spread(rows: np.ndarray, active: np.ndarray) -> np.ndarray:
@@ -210,8 +263,12 @@ def torch_linear_logp(
     target: Any,
     bias: Any = None,
     temperature: Any = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
     mask: Any = None,
     ignore_index: int | None = -100,
+    return_entropy: bool = False,
+    return_lse: bool = False,
 ) -> Any:
     """F.linear, log_softmax, gather, on the active rows; logits in the inputs' own type."""
     import torch
@@ -227,10 +284,23 @@ def torch_linear_logp(
     logits = F.linear(hidden.reshape(-1, hidden.shape[-1])[active], weight)
     if bias is not None:
         logits = logits + bias
+    if logit_scale != 1.0:
+        logits = logits * logit_scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
     if isinstance(temperature, torch.Tensor):
         temperature = temperature.reshape(-1)[active].unsqueeze(-1)
     chosen = target.reshape(-1)[active].unsqueeze(-1)
-    logp = F.log_softmax(logits / temperature, dim=-1, dtype=torch.float32)
-    out = torch.zeros(active.shape, dtype=torch.float32, device=hidden.device)
-    out = out.index_put((active,), logp.gather(-1, chosen).squeeze(-1))
-    return out.reshape(target.shape)
+    logits = logits / temperature
+    logp = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+
+    def spread(rows: Any) -> Any:
+        out = torch.zeros(active.shape, dtype=torch.float32, device=hidden.device)
+        return out.index_put((active,), rows).reshape(target.shape)
+
+    log_prob = spread(logp.gather(-1, chosen).squeeze(-1))
+    if not return_entropy and not return_lse:
+        return log_prob
+    finite = logp.masked_fill(logp == -torch.inf, 0.0)  # 0 log 0 = 0
+    entropy = spread(-(logp.exp() * finite).sum(-1)) if return_entropy else None
+    return log_prob, entropy, spread(logits.float().logsumexp(-1)) if return_lse else None

@@ -29,7 +29,7 @@ ADVERSARIAL = tuple(kind for kind in KINDS if kind not in ("random", "benchmark"
 FORWARD_ONLY = ("neg_inf_row",)  # no gradient is defined there
 
 # bias: none | same | float32; temperature: a number or "row"; mask: its dtype; target: its dtype;
-# ignored: share of rows at ignore_index.
+# ignored: share of rows at ignore_index; softcap, logit_scale: numbers; return_*: True.
 OPTION_SETS: tuple[dict[str, Any], ...] = (
     {},
     {"bias": "none"},
@@ -40,6 +40,17 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
     {"mask": "float32", "ignore_index": None},
     {"ignore_index": 0, "target": "int16"},
     {"bias": "none", "ignore_index": None},
+    {"softcap": 2.0, "bias": "none"},
+    {"logit_scale": 0.0625, "return_lse": True},
+    {"return_entropy": True, "temperature": 0.7},
+    {
+        "softcap": 3.0,
+        "logit_scale": -0.5,
+        "temperature": "row",
+        "mask": "bool",
+        "return_entropy": True,
+        "return_lse": True,
+    },
 )
 
 
@@ -62,6 +73,22 @@ def _temperature(text: str) -> float | str:
     return value
 
 
+def _number(text: str, least: float, expected: str) -> float:
+    try:
+        value = float(np.float32(text))
+    except ValueError:
+        value = np.nan
+    if not least < value < np.inf:
+        raise ValueError(f"expected {expected}, got {text}")
+    return value
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("True", "False"):
+        raise ValueError(f"expected True or False, got {text}")
+    return text == "True"
+
+
 def _ignore_index(text: str) -> int | None:
     try:
         return None if text in ("none", "None") else int(text)
@@ -74,6 +101,10 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 OPTION_VALUES: Mapping[str, Callable[[str], Any]] = {
     "bias": _one_of("none", "same", "float32"),
     "temperature": _temperature,
+    "softcap": lambda text: _number(text, 0.0, "a number above 0"),
+    "logit_scale": lambda text: _number(text, -np.inf, "a number"),
+    "return_entropy": _yes_or_no,
+    "return_lse": _yes_or_no,
     "mask": _one_of("bool", *INTEGERS, "float32", "float16"),
     "target": _one_of(*INTEGERS),
     "ignore_index": _ignore_index,
@@ -85,7 +116,13 @@ def build(case: Case, row_inputs: tuple[str, ...]) -> Inputs:
     values = _floats(case)
     values |= _rows(case, values["bias"])
     garbage = case.kind == "garbage" and case.lead != ()
-    stored: dict[str, Any] = {"ignore_index": case.options.get("ignore_index", -100)}
+    stored: dict[str, Any] = {
+        "softcap": case.options.get("softcap"),
+        "logit_scale": case.options.get("logit_scale", 1.0),
+        "ignore_index": case.options.get("ignore_index", -100),
+        "return_entropy": case.options.get("return_entropy", False),
+        "return_lse": case.options.get("return_lse", False),
+    }
     for name, value in values.items():
         if isinstance(value, np.ndarray):
             value = of(value, _dtype(case, name), _layout(case, name))
@@ -98,9 +135,9 @@ def build(case: Case, row_inputs: tuple[str, ...]) -> Inputs:
     return inputs
 
 
-def upstream(case: Case, active: np.ndarray, lead: tuple[int, ...]) -> Stored:
+def upstream(case: Case, output: str, active: np.ndarray, lead: tuple[int, ...]) -> Stored:
     """Normal values, one per row; one value for all in the layout `expanded`."""
-    rng = case.rng("upstream")
+    rng = case.rng(f"upstream of {output}")
     g = rng.normal(size=lead)
     if case.kind == "zero_upstream":
         g = np.where(rng.random(lead) < 0.5, 0.0, 100.0 * g)

@@ -43,6 +43,10 @@ def suite(dtype: str, specialized: bool, seed: int) -> list[Case]:
     found += [base.but(layout=layout) for layout in LAYOUTS[1:]]
     found += [base.but(kind="garbage", layout=layout) for layout in ("strided", "transposed")]
     found += [base.but(options=options) for options in OPTION_SETS[1:]]
+    every_output = {"return_entropy": True, "return_lse": True}
+    hard = ("offset", "negative", "neg_inf", "neg_inf_target", "neg_inf_row", "dominant")
+    found += [base.but(kind=kind, options=every_output) for kind in (*hard, "nan_row", "garbage")]
+    found += [base.but(kind=kind, options={"softcap": 2.0}) for kind in ("offset", "neg_inf")]
     garbage = {"mask": "bool", "temperature": "row"}
     found.append(base.but(kind="garbage", options=garbage))
     for lead, vocab, depth in (SPECIALIZED_SHAPES if specialized else SHAPES)[1:]:
@@ -54,7 +58,7 @@ def suite(dtype: str, specialized: bool, seed: int) -> list[Case]:
 
 def invariance_cases(dtype: str, seed: int) -> list[Case]:
     """Enough rows for every batch size of T1, plain and with all options."""
-    full = {"temperature": "row", "mask": "bool"}
+    full = dict(OPTION_SETS[-1])
     return [
         _case(dtype, (2, 65), 257, 96, seed=seed, options={"bias": "none", "ignored": 0}),
         _case(dtype, (2, 65), 385, 33, seed=seed, options=full),
