@@ -126,20 +126,6 @@ void check_gradients(const LinearLogpCall& call) {
   }
 }
 
-// The CUDA kernels have none of these yet.
-void expect_options_of(const LinearLogpCall& call) {
-  if (call.device.kind != Device::Kind::cuda) return;
-  const auto refuse = [](bool asked, const char* argument) {
-    if (asked) throw Unsupported("linear_logp: {}: expected its default on CUDA", argument);
-  };
-  refuse(call.softcap.has_value(), "softcap");
-  refuse(call.logit_scale != 1.0, "logit_scale");
-  refuse(call.entropy.present(), "return_entropy");
-  refuse(call.lse.present(), "return_lse");
-  refuse(call.grad_entropy.present(), "grad_entropy");
-  refuse(call.grad_lse.present(), "grad_lse");
-}
-
 // The sum of both checks: positive, and neither the number nor its inverse leaves fp32's normal
 // range.
 float inverse_of(double number, const char* argument) {
@@ -160,7 +146,6 @@ void check_linear_logp(const jit::OpCall& base) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
   check_operands(call);
   check_options(call);
-  expect_options_of(call);
   if (call.pass == jit::Pass::bwd) check_gradients(call);
 }
 
