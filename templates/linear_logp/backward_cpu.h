@@ -26,7 +26,7 @@ RLK_INLINE void gradient_of_leaf(const Args& a, Int64 row, float* c, const float
   for (Int64 v = 0; v < cols; ++v) {
     const auto [z, slope] = logit(a, load(c + v * kPanel), bias[v], scale);
     const VecF l = (z - max) - log_sum;
-    const VecF of_p = has_entropy ? fma(-grad_entropy, l + entropy, rest) : rest;
+    const VecF of_p = has_entropy ? fma(-grad_entropy, exponent_factor(l) + entropy, rest) : rest;
     const VecF hit = select(target == static_cast<Int32>(v), grad, splat(0.0f));
     VecF dz = fma(of_p, exp(l), hit);
     if (has_softcap(a)) dz = dz * slope;

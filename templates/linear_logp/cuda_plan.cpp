@@ -24,7 +24,7 @@ class Planner {
     args().logit_scale = static_cast<float>(call.logit_scale);
     if (call.softcap) {
       args().softcap = static_cast<float>(*call.softcap);
-      args().inverse_softcap = 1.0f / args().softcap;
+      args().inverse_softcap = inverse_softcap(*call.softcap);
     }
     args().entropy = floats(call.entropy);
     args().lse = floats(call.lse);

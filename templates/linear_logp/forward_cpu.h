@@ -11,9 +11,6 @@ RLK_INLINE bool has_entropy(const Args& a) {
   return kEntropy >= 0 ? kEntropy : a.entropy != nullptr;
 }
 
-// d where it is finite or NaN: exp(-inf) * -inf is 0 in a moment.
-RLK_INLINE VecF finite_or_zero(VecF d) { return select(d == -__builtin_inff(), splat(0.0f), d); }
-
 // Logits of one vector of rows over a leaf: z replaces the dot products in c; gives the leaf's
 // partial at index `at`. Order: maximum, then the terms of each sum in four chains (column % 4),
 // (0 + 1) + (2 + 3).
@@ -35,7 +32,7 @@ RLK_INLINE void reduce_leaf(const Args& a, float* c, const float* bias, Int64 co
     const VecF d = load(c + v * kPanel) - base;
     const VecF e = exp(d);
     sum[chain] = sum[chain] + e;
-    if (entropy) moment[chain] = fma(e, finite_or_zero(d), moment[chain]);
+    if (entropy) moment[chain] = fma(e, exponent_factor(d), moment[chain]);
   };
   const Int64 whole = cols & ~Int64{3};
 #pragma clang loop unroll(disable)
@@ -70,7 +67,7 @@ RLK_INLINE void merge_rows(const Args& a, Int64 row) {
     const VecF scale = exp(d);
     sum = fma(s, scale, sum);
     if (entropy) {
-      const VecF shifted = fma(finite_or_zero(d), s, load(a.partial_moment + at));
+      const VecF shifted = fma(exponent_factor(d), s, load(a.partial_moment + at));
       moment = fma(shifted, scale, moment);
     }
   }

@@ -234,6 +234,21 @@ def test_masked_vocabulary():
     assert np.isfinite(grads.hidden).all()
 
 
+@pytest.mark.parametrize("lowest", [-1e38, np.finfo(np.float32).min])
+def test_vocabulary_masked_by_large_numbers(lowest):
+    # A whole leaf of them: their products with sums and gradients would overflow.
+    p = problem(6, 16, 700, bias="float32")
+    p.bias[:400] = lowest
+    p.target[:] = 400 + p.target % 300
+    masked = Problem(
+        p.hidden, p.weight, p.target, np.where(p.bias == p.bias[0], -np.inf, p.bias), p.upstream
+    )
+    for got, want in zip(p.outputs(), masked.outputs(), strict=True):
+        assert same_bits(got, want)
+    for got, want in zip(all_grads(p), all_grads(masked), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_a_cap_makes_masked_vocabulary_finite():
     p = problem(6, 16, 50, bias="float32")
     p.bias[3] = -np.inf

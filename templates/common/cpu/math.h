@@ -28,6 +28,10 @@ RLK_INLINE VecF exp2(VecF y) {
 // e^x for x <= 0.
 RLK_INLINE VecF exp(VecF x) { return exp2(x * kLog2E); }
 
+// x as a factor of exp(x): at least -128, below which exp gives 0, so that what is infinite or
+// makes an infinite product adds a zero and no NaN. NaN stays NaN.
+RLK_INLINE VecF exponent_factor(VecF x) { return select(x < -128.0f, splat(-128.0f), x); }
+
 // Natural logarithm of x: 0 -> -inf, NaN -> NaN, inf -> inf; log(1) is exactly 0. x is 0 or normal.
 RLK_INLINE VecF log(VecF x) {
   const VecI i = bits(x);

@@ -39,7 +39,7 @@ RLK_DEVICE float log_f32(float x) {
   return x == x ? r : x;
 }
 
-// tanh(x) to within 3 ulp, near 0 too, and slope = 1 - tanh(x)^2 to within 8 + 2 |x| ulp, where it
+// tanh(x) to within 3 ulp, near 0 too, and slope = 1 - tanh(x)^2 to within 6 + 3 |x| ulp, where it
 // vanishes too. tanh is odd; infinities give 1 and -1, NaN stays NaN.
 RLK_DEVICE float tanh_f32(float x, float& slope) {
   const float size = abs_f32(x);
