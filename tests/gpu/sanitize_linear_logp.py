@@ -21,6 +21,10 @@ import rlk
 # Rows, hidden size, vocabulary: around tile and leaf, odd, and with several waves of 1 MiB.
 SHAPES = ((3, 40, 193), (70, 33, 400), (700, 136, 1000))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Every option and output; what the gradient of each output is times that of the log-prob.
+OPTIONS = {"softcap": 2.0, "logit_scale": 0.5}
+OUTPUTS = {"return_entropy": True, "return_lse": True}
+UPSTREAM = (1.0, 0.5, -0.25)
 BOUND = {torch.bfloat16: 8e-3, torch.float16: 2e-3, torch.float32: 1e-5}
 
 
@@ -32,14 +36,16 @@ def spread(t: torch.Tensor) -> torch.Tensor:
 
 
 def calls(operands: tuple, upstream: torch.Tensor, options: dict[str, Any]) -> list[torch.Tensor]:
-    """Log-probs and gradients of one forward, one with its backward, and one of no gradients."""
+    """Outputs and gradients of one forward, one with its backward, and one of no gradients."""
     hidden, weight, target, bias = operands
     leaves = [t.detach().requires_grad_() for t in (hidden, weight, bias)]
-    logp = rlk.jit.linear_logp(leaves[0], leaves[1], target, leaves[2], **options)
-    grads = torch.autograd.grad(logp, leaves, upstream)
+    found = rlk.jit.linear_logp(leaves[0], leaves[1], target, leaves[2], **options)
     plain = rlk.jit.linear_logp(*operands, **options)
-    assert torch.equal(plain, logp.detach())
-    return [t.detach().cpu() for t in (logp, *grads)]
+    found, plain = ((r,) if isinstance(r, torch.Tensor) else r for r in (found, plain))
+    assert all(torch.equal(a, b.detach()) for a, b in zip(plain, found, strict=True))
+    upstreams = [upstream * factor for factor in UPSTREAM[: len(found)]]
+    grads = torch.autograd.grad(found, leaves, upstreams)
+    return [t.detach().cpu() for t in (*found, *grads)]
 
 
 def filled_with_nan(call: Any) -> Any:
@@ -52,18 +58,33 @@ def filled_with_nan(call: Any) -> Any:
         torch.use_deterministic_algorithms(False)
 
 
-def expected(operands: list, upstream: torch.Tensor, active: torch.Tensor, heat: Any) -> list:
+def expected(
+    operands: list, upstream: torch.Tensor, active: torch.Tensor, heat: Any, every: bool
+) -> list:
     """The same in float64 on the CPU."""
     hidden, weight, target, bias = operands
     leaves = [t.double().requires_grad_() for t in (hidden, weight, bias)]
     h = torch.where(active[:, None], leaves[0], 0.0)
-    z = (h @ leaves[1].T + leaves[2]) / heat
+    z = h @ leaves[1].T + leaves[2]
+    if every:
+        z = OPTIONS["softcap"] * torch.tanh(z * OPTIONS["logit_scale"] / OPTIONS["softcap"])
+    z = z / heat
     ids = torch.where(active, target, 0)[:, None]
-    logp = torch.where(active, z.log_softmax(-1).gather(-1, ids)[:, 0], 0.0)
-    return [logp.detach(), *torch.autograd.grad(logp, leaves, upstream.double())]
+    logs = z.log_softmax(-1)
+    found = (logs.gather(-1, ids)[:, 0], -(logs.exp() * logs).sum(-1), z.logsumexp(-1))
+    found = tuple(torch.where(active, value, 0.0) for value in found[: 3 if every else 1])
+    upstreams = [upstream.double() * factor for factor in UPSTREAM[: len(found)]]
+    return [*(t.detach() for t in found), *torch.autograd.grad(found, leaves, upstreams)]
 
 
-def run(dtype: torch.dtype, shape: tuple[int, int, int], number: int, strided: bool) -> None:
+def run(
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    number: int,
+    *,
+    strided: bool = False,
+    every: bool = False,
+) -> None:
     rows, dim, vocab = shape
     g = torch.Generator().manual_seed(number)
     hidden = torch.randn(rows, dim, generator=g).to(dtype)
@@ -79,14 +100,18 @@ def run(dtype: torch.dtype, shape: tuple[int, int, int], number: int, strided: b
         hidden[~active], target[~active], upstream[~active] = torch.nan, 2**40, torch.nan
         heat = torch.linspace(0.5, 2, rows)[:, None]
         options = {"temperature": heat[:, 0].to(DEVICE), "mask": active.to(DEVICE)}
-    want = expected([hidden, weight, target, bias], upstream.nan_to_num(), active, heat.double())
+    if every:
+        options.update(OPTIONS, **OUTPUTS)
+    inputs = [hidden, weight, target, bias]
+    want = expected(inputs, upstream.nan_to_num(), active, heat.double(), every)
     move = spread if strided else lambda t: t.to(DEVICE)
     operands = (move(hidden), move(weight), target.to(DEVICE), move(bias))
     first = calls(operands, upstream.to(DEVICE), options)
     again = filled_with_nan(lambda: calls(operands, upstream.to(DEVICE), options))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), "unwritten memory"
-    assert (first[0].double() - want[0]).abs().max() < 2e-4, "log-prob"
-    for name, got, exact in zip(("hidden", "weight", "bias"), first[1:], want[1:], strict=True):
+    for got, exact in zip(first[:-3], want[:-3], strict=True):
+        assert (got.double() - exact).abs().max() < 2e-4, "output"
+    for name, got, exact in zip(("hidden", "weight", "bias"), first[-3:], want[-3:], strict=True):
         error = (got.double() - exact).norm() / exact.norm()
         assert error < BOUND[dtype], f"gradient of {name}: {error:.2g}"
 
@@ -133,9 +158,11 @@ def main() -> None:
         rlk.jit.configure(specialize=specialize, workspace_mib=1)
         for dtype in BOUND:
             for shape in SHAPES:
-                run(dtype, shape, number, strided=False)
+                run(dtype, shape, number)
                 number += 1
             run(dtype, SHAPES[1], number, strided=True)
+            run(dtype, SHAPES[1], number, strided=True, every=True)
+            run(dtype, SHAPES[2], number, every=True)
             print(f"{dtype}: as expected{', specialized' if specialize else ''}", flush=True)
     run_edges()
     run_bad_ids()
