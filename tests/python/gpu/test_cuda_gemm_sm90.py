@@ -88,6 +88,7 @@ class TensorMap:
     """128 bytes on a multiple of 64."""
 
     def __init__(self, matrix, box_rows: int) -> None:
+        self._matrix = matrix  # kept: a map is an address
         self._room = ctypes.create_string_buffer(192)
         self.address = (ctypes.addressof(self._room) + 63) // 64 * 64
         rows, cols = matrix.shape
