@@ -195,7 +195,7 @@ def errors(name: str, case: Case) -> dict[str, float]:
         store = contract.load().coefficients("linear_logprob_grad", case.dtype)
         parts = ("hidden", "weight")
         grads = oracle.linear_logprob_gradients(
-            rows, exact["upstream"], forward, store, dict.fromkeys(parts, store)
+            rows, {"logp": exact["upstream"]}, forward, store, dict.fromkeys(parts, store)
         )
         for part, grad in zip(parts, got[1:], strict=True):
             value = grads[part].value
