@@ -37,7 +37,7 @@ function(rlk_cpu_bitcode source level output)
   file(MAKE_DIRECTORY ${folder})
   add_custom_command(
     OUTPUT ${output}
-    COMMAND ${RLK_CLANG} ${RLK_BITCODE_FLAGS} -march=${level} ${RLK_LEVEL_${level}} -I. ${source}
+    COMMAND ${RLK_CLANG} ${RLK_BITCODE_FLAGS} -march=${level} ${RLK_LEVEL_${level}} -I. -Itemplates ${source}
             -o ${output}
     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
     DEPENDS ${CMAKE_SOURCE_DIR}/${source} ${arg_DEPENDS}

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_logp: from Python arguments to a LinearLogpCall, and its results back.
 #include "jit/dispatcher.hpp"
-#include "python/bind/call_memory.hpp"
-#include "python/bind/device_array.hpp"
+#include "python/bind/call_stream.hpp"
 #include "python/bind/module.hpp"
-#include "python/bind/tensor_argument.hpp"
 #include "python/bind/without_gil.hpp"
-#include "runtime/cuda/driver.hpp"
 #include "runtime/error.hpp"
 #include "templates/linear_logp/op.hpp"
 
@@ -34,40 +31,6 @@ struct Arguments {
   }
 };
 
-// The stream of a call on CUDA: the framework's current one, else the caller's, else the default.
-void* bind_stream(py::handle object, const TensorArgument& hidden) {
-  const bool is_cuda = hidden.tensor.device.kind == Device::Kind::cuda;
-  const bool has_current = is_cuda && hidden.framework.api != nullptr &&
-                           hidden.framework.api->current_work_stream != nullptr;
-  if (!object.is_none() && (!is_cuda || has_current)) {
-    throw InvalidArgument(
-        "linear_logp: stream: expected None {}, got {}",
-        is_cuda ? "(the current stream of hidden's framework is used)" : "for tensors of the CPU",
-        std::string(py::repr(object)));
-  }
-  if (has_current) {
-    void* stream = nullptr;
-    if (hidden.framework.api->current_work_stream(dlpack::kDLCUDA, hidden.tensor.device.index,
-                                                  &stream)) {
-      throw py::error_already_set();
-    }
-    return stream;
-  }
-  std::string why;
-  if (is_cuda && runtime::cuda::Driver::find(&why) == nullptr) {
-    throw Unsupported("linear_logp: device: expected a CUDA driver for {}, got none ({})",
-                      text(hidden.tensor.device), why);
-  }
-  if (object.is_none()) return is_cuda ? reinterpret_cast<void*>(k_default_stream) : nullptr;
-  const auto stream = PyLong_Check(object.ptr()) ? PyLong_AsLongLong(object.ptr()) : 0;
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
-  if (stream <= 0) {
-    throw InvalidArgument("linear_logp: stream: expected a CUDA stream as an int or None, got {}",
-                          std::string(py::repr(object)));
-  }
-  return reinterpret_cast<void*>(stream);
-}
-
 std::optional<std::int64_t> bind_ignore_index(py::handle object) {
   if (object.is_none()) return std::nullopt;
   const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
@@ -78,12 +41,6 @@ std::optional<std::int64_t> bind_ignore_index(py::handle object) {
                           std::string(py::repr(object)));
   }
   return value;
-}
-
-TensorArgument bind_argument(py::handle object, const char* argument, const LinearLogpCall& call) {
-  // DLPack has no 0: it could mean either default stream.
-  const auto stream = reinterpret_cast<std::intptr_t>(call.stream);
-  return bind_tensor(object, argument, stream == 0 ? k_default_stream : stream);
 }
 
 double bind_number(py::handle object, const char* argument, const char* expected) {
@@ -112,13 +69,11 @@ void bind_temperature(py::handle object, Arguments& into) {
 Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
                          py::handle temperature, py::handle softcap, py::handle logit_scale,
                          py::handle mask, py::handle ignore_index, py::handle stream) {
-  const bool has_stream = PyLong_Check(stream.ptr());
   Arguments bound;
-  bound.hidden = bind_tensor(hidden, "linear_logp: hidden",
-                             has_stream ? py::cast<std::intptr_t>(stream) : k_default_stream);
+  bound.hidden = bind_first(hidden, "linear_logp: hidden", stream);
   LinearLogpCall& call = bound.call;
   call.op = &templates::linear_logp_op;
-  call.stream = bind_stream(stream, bound.hidden);
+  call.stream = bind_stream(stream, bound.hidden, "linear_logp", "hidden");
   bound.weight = bind_argument(weight, "linear_logp: weight", call);
   bound.target = bind_argument(target, "linear_logp: target", call);
   bound.bias = bind_argument(bias, "linear_logp: bias", call);
@@ -143,22 +98,6 @@ Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target
   return bound;
 }
 
-// Runs the call; its results are `outputs`.
-void run(LinearLogpCall& call, const Framework& framework, std::span<const Output> outputs) {
-  std::unique_ptr<runtime::Workspace> workspace;
-  if (call.device.kind == Device::Kind::cuda) {
-    workspace = make_workspace(framework, call.device, call.stream);
-  }
-  call.workspace = workspace.get();
-  without_gil([&] {
-    jit::Dispatcher::instance().run(call);
-    workspace.reset();
-  });
-  for (const Output& output : outputs) {
-    if (output.array != nullptr) output.array->finish(call.stream);
-  }
-}
-
 // The log-prob, or where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
 // what is not.
 py::object forward(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
@@ -179,7 +118,7 @@ py::object forward(py::handle hidden, py::handle weight, py::handle target, py::
   if (return_lse) make(outputs[2], call.lse);
   if (save) make(outputs[3], call.row_max);
   if (save) make(outputs[4], call.row_log_sum);
-  run(call, bound.hidden.framework, outputs);
+  run_call(call, bound.hidden.framework, outputs);
   if (!return_entropy && !return_lse && !save) return outputs[0].object;
   py::tuple results(std::size(outputs));
   for (std::size_t i = 0; i < std::size(outputs); ++i) {
@@ -228,7 +167,7 @@ py::tuple backward(py::handle grad_output, py::handle grad_entropy, py::handle g
     if (call.grad_entropy.present()) {
       call.entropy = first.entropy = (own_entropy = bound.make_per_row()).tensor;
     }
-    run(first, bound.hidden.framework, {});
+    run_call(first, bound.hidden.framework, {});
   }
 
   Output grads[3];
@@ -241,7 +180,7 @@ py::tuple backward(py::handle grad_output, py::handle grad_entropy, py::handle g
   if (needs_hidden) make(0, call.hidden, call.grad_hidden);
   if (needs_weight) make(1, call.weight, call.grad_weight);
   if (needs_bias) make(2, call.bias, call.grad_bias);
-  run(call, bound.hidden.framework, grads);
+  run_call(call, bound.hidden.framework, grads);
   return py::make_tuple(results[0], results[1], results[2]);
 }
 

@@ -7,9 +7,10 @@
 
 namespace rlk::bind {
 
-// float32, bfloat16 or float16.
+// float32, bfloat16, float16 or int64.
 inline dlpack::DLDataType dlpack_type(DType dtype) {
   const auto bits = static_cast<std::uint8_t>(8 * size_bytes(dtype));
+  if (dtype == DType::i64) return {dlpack::kDLInt, bits, 1};
   return {dtype == DType::bf16 ? dlpack::kDLBfloat : dlpack::kDLFloat, bits, 1};
 }
 

@@ -9,4 +9,5 @@ PYBIND11_MODULE(_core, module) {
   rlk::bind::bind_preload(module);
   rlk::bind::bind_device_array(module);
   rlk::bind::bind_linear_logp(module);
+  rlk::bind::bind_ppo_loss(module);
 }

@@ -7,7 +7,7 @@
 Importing needs NumPy only: no driver is touched, no folder made, PyTorch is not imported.
 """
 
-from rlk import jit
+from rlk import jit, losses
 from rlk._core import Array, __version__
 from rlk.errors import (
     CompileError,
@@ -28,4 +28,5 @@ __all__ = [
     "Unsupported",
     "__version__",
     "jit",
+    "losses",
 ]

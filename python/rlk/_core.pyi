@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
@@ -54,6 +55,29 @@ def linear_logp_explain(
     return_entropy: bool,
     return_lse: bool,
     backward: bool,
+) -> tuple[str, str, str, str, str]: ...
+
+class LossOptions:
+    def __init__(
+        self,
+        choices: Sequence[int],
+        values: Sequence[float],
+        reduction: int,
+        kl_reduction: int,
+        length: float,
+        group_size: int,
+    ) -> None: ...
+
+def ppo_loss_forward(
+    tensors: dict[str, Any],
+    options: LossOptions,
+    stream: int | None,
+    needs_grad: bool,
+    needs_entropy: bool,
+) -> tuple[Any, Any, Any, Any, Any, Any]: ...
+def ppo_loss_backward(upstream: Any, saved: Any, like: Any) -> Any: ...
+def ppo_loss_explain(
+    tensors: dict[str, Any], options: LossOptions
 ) -> tuple[str, str, str, str, str]: ...
 def configure(
     policy: str | None,

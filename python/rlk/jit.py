@@ -7,14 +7,17 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from rlk import _core
+from rlk import _core, _ppo_loss
 from rlk._ahead import Preloaded, Warmed, preload, warm
+from rlk._ppo_loss import PpoLoss, PpoLossGrads
 
 __all__ = [
     "CacheInfo",
     "Explanation",
     "LinearLogpGrads",
     "LinearLogpResult",
+    "PpoLoss",
+    "PpoLossGrads",
     "Preloaded",
     "Warmed",
     "cache_info",
@@ -23,6 +26,8 @@ __all__ = [
     "explain",
     "linear_logp",
     "linear_logp_backward",
+    "ppo_loss",
+    "ppo_loss_backward",
     "preload",
     "settings",
     "wait",
@@ -229,6 +234,109 @@ def linear_logp_backward(
         "bias" in needs and bias is not None,
     )
     return LinearLogpGrads(*grads)
+
+
+def ppo_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor | None = None,
+    *,
+    stream: int | None = None,
+    **options: Any,
+) -> PpoLoss:
+    """A policy loss of log-probs with its metrics; the derivative is made in the same pass.
+
+    ``sum over active tokens of w * (rho * l + kl_coef * k) - w * entropy_coef * H``, where l is the
+    policy loss of the token, rho its importance weight, k a KL estimator and w a weight that the
+    reduction makes from counts. fp32; a token's gradient follows from that token, its sequence's
+    statistics and the weights alone, and the loss is an exact sum: with global counts neither
+    follows order, padding, packing or micro-batches. Differentiable in log_probs and entropy.
+
+    Args:
+        log_probs: ``[B, T]``, or ``[N]`` with cu_seqlens, or ``[T]``: one sequence. Any floating
+            dtype; old_log_probs, rollout_logprobs, ref_log_probs, entropy have its shape.
+        old_log_probs: of the policy before the update.
+        advantages: of log_probs' shape, or ``[B]``: one a sequence.
+        loss_mask: of log_probs' shape, bool, integer or float of 0 and 1; None: all active.
+            Inactive tokens may hold anything, NaN included.
+        stream: as in `linear_logp`.
+        options: below; what is None is the dialect's.
+
+    Options:
+        dialect: rules of "rlk", "rl_kernel", "verl", "verl_old", "skyrl", "trl", "openrlhf",
+            "nemo", "slime", "areal" or "liger": `rlk.losses.DIALECTS`.
+        policy_loss: "ppo" (default), "gspo", "cispo", "sapo", "gpg".
+        eps_clip_low, eps_clip_high: 0.2, 0.2. use_dual_clip, clip_ratio_c: False, 3.0.
+        cispo_bounds: "1+eps"; "eps"; (low, high). sapo_tau_pos, sapo_tau_neg: 1.0, 1.05.
+        log_ratio_clamp, gspo_log_ratio_clamp: 20.0, a number or (low, high), inf for none; the
+            value is clamped, its derivative beyond is 0.
+        use_tis, rollout_logprobs: importance weights exp(old - rollout). tis_mode: "truncate" to
+            [tis_imp_ratio_floor, tis_imp_ratio_cap] (0, 10), "mask" (0 outside), "band" (the
+            token's weight where the statistic is inside, else 0). tis_level: the statistic's,
+            "token", "sequence" (sum), "geometric" (mean). tis_log_clamp 20.0, tis_overflow "cap".
+        kl_coef, ref_log_probs, kl_estimator ("k1", "abs", "k2", "k3"), kl_gradient ("pathwise",
+            "unbiased", "unbiased_clamped"), kl_weight ("one", "ratio"), kl_clamp 20.0,
+            kl_output_clamp inf, kl_reduction "policy".
+        entropy, entropy_coef: a bonus.
+        loss_reduction: "token_mean" (default), "token_sum", "sequence_mean" (over all B),
+            "sequence_mean_valid", "seq_mean_token_sum", "seq_mean_token_sum_norm" (over B *
+            max_seq_len), "seq_mean_token_sum_norm_valid", "token_sum_over_L", "prompt_mean",
+            "rollout_mean".
+        max_seq_len; samples_per_prompt or group_boundaries ``[P + 1]``: what these ask for.
+        global_tokens, global_sequences, global_groups: counts over all micro-batches and ranks, a
+            number or an int64 tensor of one element.
+        loss_weights: ``[B]`` or of log_probs' shape, in place of a reduction.
+        cu_seqlens: ``[B + 1]``, starts of packed sequences.
+
+    Returns:
+        `PpoLoss` (loss, metrics): float32 and `rlk.losses.Metrics`, 0-d. Without an active token
+        the loss is 0 and every gradient exactly 0.
+
+    Raises:
+        rlk.InvalidArgument: a shape, dtype, device, name or number is wrong, or options
+            contradict each other (a ValueError).
+        TypeError: an option that does not exist.
+
+    Example:
+        >>> loss, metrics = rlk.jit.ppo_loss(log_probs, old, advantages, mask, use_dual_clip=True)
+        >>> loss.backward()
+
+    The formulas, and where systems disagree, are in docs/ppo_loss.md.
+    """
+    call = _ppo_loss.make_call(log_probs, old_log_probs, advantages, loss_mask, **options)
+    return _ppo_loss.run(call, stream)
+
+
+def ppo_loss_backward(
+    grad_output: Tensor,
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor | None = None,
+    *,
+    stream: int | None = None,
+    needs: tuple[str, ...] = ("log_probs", "entropy"),
+    **options: Any,
+) -> PpoLossGrads:
+    """Gradients of `ppo_loss` for those without autograd; runs the forward once more.
+
+    Args:
+        grad_output: float32 of one element, the gradient of the loss.
+        needs: which gradients; "entropy" is left out by itself without an entropy bonus.
+        Others: as `ppo_loss`.
+
+    Returns:
+        `PpoLossGrads`, each of log_probs' shape, in the dtype of what it is the gradient of.
+
+    Raises:
+        rlk.InvalidArgument: as `ppo_loss`.
+
+    Example:
+        >>> grads = rlk.jit.ppo_loss_backward(np.float32(1), log_probs, old, advantages, mask)
+    """
+    call = _ppo_loss.make_call(log_probs, old_log_probs, advantages, loss_mask, **options)
+    return _ppo_loss.gradients(call, grad_output, stream, tuple(needs))
 
 
 class Explanation(NamedTuple):

@@ -3,61 +3,14 @@
 #pragma once
 
 #include "runtime/cuda/tensor_map.hpp"
+#include "templates/common/cuda_memory.hpp"
 #include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/op.hpp"
 
 #include <array>
-#include <cstddef>
 #include <span>
 
 namespace rlk {
-
-using Int64 = std::int64_t;
-
-constexpr Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
-constexpr Int64 round_up(Int64 a, Int64 unit) { return ceil_div(a, unit) * unit; }
-
-// A TypeCode of common/cuda/element.cuh.
-constexpr int cuda_type(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return 1;
-    case DType::bf16:
-      return 2;
-    case DType::f16:
-      return 3;
-    case DType::f64:
-      return 4;
-    case DType::i8:
-    case DType::i16:
-    case DType::i32:
-    case DType::i64:
-      return 16 + static_cast<int>(size_bytes(dtype));
-    default:
-      return 32 + static_cast<int>(size_bytes(dtype));  // unsigned and bool
-  }
-}
-
-// Deals out a workspace in order. With no memory behind it, only counts the bytes.
-class Arena {
- public:
-  explicit Arena(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
-
-  template <class T>
-  T* take(Int64 count) {
-    return static_cast<T*>(take_bytes(count * static_cast<Int64>(sizeof(T))));
-  }
-  void* take_bytes(Int64 bytes) {
-    void* const at = memory_ == nullptr ? nullptr : memory_ + bytes_;
-    bytes_ += static_cast<std::size_t>(round_up(bytes, 256));
-    return at;
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* memory_;
-  std::size_t bytes_ = 0;
-};
 
 struct CudaPlan {
   LinearLogpCudaArgs args{};

@@ -22,13 +22,42 @@
 namespace rlk {
 namespace {
 
-// Values by the label of the constant. The bench's shape, an odd vocabulary with every option, and
-// a vocabulary below every tile whose rows are not aligned.
+// Values by the label of the constant, for all ops. Of sizes: the bench's shape, an odd vocabulary,
+// and one below every tile whose rows are not aligned. Of options: few, all, some.
 using Shape = std::map<std::string_view, std::int64_t>;
-const Shape k_shapes[] = {
-    {{"V", 131072}, {"D", 2048}, {"softcap", 0}, {"logit_scale", 0}, {"entropy", 0}},
-    {{"V", 50257}, {"D", 4096}, {"softcap", 1}, {"logit_scale", 1}, {"entropy", 1}},
-    {{"V", 193}, {"D", 33}, {"softcap", 0}, {"logit_scale", 0}, {"entropy", 1}}};
+const Shape k_shapes[] = {{{"V", 131072},
+                           {"D", 2048},
+                           {"softcap", 0},
+                           {"logit_scale", 0},
+                           {"entropy", 0},
+                           {"loss", 0},
+                           {"tis", 1},
+                           {"kl", 0},
+                           {"dual_clip", 1},
+                           {"tis_level", 0},
+                           {"normalize", 0}},
+                          {{"V", 50257},
+                           {"D", 4096},
+                           {"softcap", 1},
+                           {"logit_scale", 1},
+                           {"entropy", 1},
+                           {"loss", 1},
+                           {"tis", 3},
+                           {"kl", 4},
+                           {"kl_gradient", 1},
+                           {"tis_level", 2},
+                           {"normalize", 1}},
+                          {{"V", 193},
+                           {"D", 33},
+                           {"softcap", 0},
+                           {"logit_scale", 0},
+                           {"entropy", 1},
+                           {"loss", 3},
+                           {"tis", 2},
+                           {"kl", 2},
+                           {"kl_weight", 1},
+                           {"tis_level", 1},
+                           {"normalize", 2}}};
 
 std::vector<std::unique_ptr<jit::NvrtcCompiler>> compilers() {
   std::vector<std::unique_ptr<jit::NvrtcCompiler>> made;

@@ -14,6 +14,7 @@
 #pragma clang diagnostic ignored "-Wpsabi"
 
 #define RLK_INLINE static inline __attribute__((always_inline))
+#define RLK_INLINE_MEMBER inline __attribute__((always_inline))
 
 namespace rlk {
 
@@ -27,6 +28,7 @@ using VecF = float __attribute__((ext_vector_type(RLK_VL)));
 using VecI = Int32 __attribute__((ext_vector_type(RLK_VL)));
 using VecU = UInt32 __attribute__((ext_vector_type(RLK_VL)));
 using VecU16 = UInt16 __attribute__((ext_vector_type(RLK_VL)));
+using Mask = VecI;  // of a comparison: all ones or all zeros a lane
 
 RLK_INLINE VecF splat(float x) { return static_cast<VecF>(x); }
 RLK_INLINE VecI splat_int(Int32 x) { return static_cast<VecI>(x); }
@@ -44,6 +46,20 @@ RLK_INLINE VecF load_unaligned(const float* p) {
 }
 RLK_INLINE void store_unaligned(float* p, VecF x) { __builtin_memcpy_inline(p, &x, sizeof x); }
 
+// The first `count` lanes from p, zeros in the others.
+RLK_INLINE VecF load_some(const float* p, long long count) {
+  if (count >= kLanes) return load_unaligned(p);
+  VecF x = 0.0f;
+#pragma clang loop unroll(disable)
+  for (long long i = 0; i < count; ++i) x[i] = p[i];
+  return x;
+}
+RLK_INLINE void store_some(float* p, VecF x, long long count) {
+  if (count >= kLanes) return store_unaligned(p, x);
+#pragma clang loop unroll(disable)
+  for (long long i = 0; i < count; ++i) p[i] = x[i];
+}
+
 RLK_INLINE VecF fma(VecF a, VecF b, VecF c) {
 #if RLK_FMA
   return __builtin_elementwise_fma(a, b, c);
@@ -52,7 +68,7 @@ RLK_INLINE VecF fma(VecF a, VecF b, VecF c) {
 #endif
 }
 
-// mask is all ones or all zeros a lane, as comparisons give it.
-RLK_INLINE VecF select(VecI mask, VecF yes, VecF no) { return mask ? yes : no; }
+RLK_INLINE VecF select(Mask mask, VecF yes, VecF no) { return mask ? yes : no; }
+RLK_INLINE VecF magnitude(VecF x) { return from_bits(bits(x) & 0x7fffffff); }
 
 }  // namespace rlk

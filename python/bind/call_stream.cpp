@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which stream a call runs on, and running it there.
+#include "python/bind/call_stream.hpp"
+
+#include "jit/dispatcher.hpp"
+#include "python/bind/call_memory.hpp"
+#include "python/bind/without_gil.hpp"
+#include "runtime/cuda/driver.hpp"
+#include "runtime/error.hpp"
+
+namespace rlk::bind {
+
+TensorArgument bind_first(py::handle object, const char* argument, py::handle stream) {
+  const bool has_stream = PyLong_Check(stream.ptr());
+  return bind_tensor(object, argument,
+                     has_stream ? py::cast<std::intptr_t>(stream) : k_default_stream);
+}
+
+void* bind_stream(py::handle object, const TensorArgument& first, const char* op,
+                  const char* first_name) {
+  const bool is_cuda = first.tensor.device.kind == Device::Kind::cuda;
+  const bool has_current = is_cuda && first.framework.api != nullptr &&
+                           first.framework.api->current_work_stream != nullptr;
+  if (!object.is_none() && (!is_cuda || has_current)) {
+    throw InvalidArgument(
+        "{}: stream: expected None {}, got {}", op,
+        is_cuda ? "(the current stream of " + std::string(first_name) + "'s framework is used)"
+                : "for tensors of the CPU",
+        std::string(py::repr(object)));
+  }
+  if (has_current) {
+    void* stream = nullptr;
+    if (first.framework.api->current_work_stream(dlpack::kDLCUDA, first.tensor.device.index,
+                                                 &stream)) {
+      throw py::error_already_set();
+    }
+    return stream;
+  }
+  std::string why;
+  if (is_cuda && runtime::cuda::Driver::find(&why) == nullptr) {
+    throw Unsupported("{}: device: expected a CUDA driver for {}, got none ({})", op,
+                      text(first.tensor.device), why);
+  }
+  if (object.is_none()) return is_cuda ? reinterpret_cast<void*>(k_default_stream) : nullptr;
+  const auto stream = PyLong_Check(object.ptr()) ? PyLong_AsLongLong(object.ptr()) : 0;
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  if (stream <= 0) {
+    throw InvalidArgument("{}: stream: expected a CUDA stream as an int or None, got {}", op,
+                          std::string(py::repr(object)));
+  }
+  return reinterpret_cast<void*>(stream);
+}
+
+TensorArgument bind_argument(py::handle object, const char* argument, const jit::OpCall& call) {
+  // DLPack has no 0: it could mean either default stream.
+  const auto stream = reinterpret_cast<std::intptr_t>(call.stream);
+  return bind_tensor(object, argument, stream == 0 ? k_default_stream : stream);
+}
+
+void run_call(jit::OpCall& call, const Framework& framework, std::span<const Output> outputs) {
+  std::unique_ptr<runtime::Workspace> workspace;
+  if (call.device.kind == Device::Kind::cuda) {
+    workspace = make_workspace(framework, call.device, call.stream);
+  }
+  call.workspace = workspace.get();
+  without_gil([&] {
+    jit::Dispatcher::instance().run(call);
+    workspace.reset();
+  });
+  for (const Output& output : outputs) {
+    if (output.array != nullptr) output.array->finish(call.stream);
+  }
+}
+
+}  // namespace rlk::bind

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a policy loss: resolved from a dialect and what overrides it, checked, made codes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from rlk import _core
+from rlk.errors import InvalidArgument
+from rlk.losses import POLICY_LOSSES, REDUCTIONS, Rules, rules
+
+inf = float("inf")
+# Codes are positions: templates/common/loss/options.h.
+WORDS: dict[str, tuple[str, ...]] = {
+    "policy_loss": POLICY_LOSSES,
+    "tis_mode": ("truncate", "mask", "band"),
+    "tis_level": ("token", "sequence", "geometric"),
+    "tis_overflow": ("cap", "zero"),
+    "kl_estimator": ("k1", "abs", "k2", "k3"),
+    "kl_gradient": ("pathwise", "unbiased", "unbiased_clamped"),
+    "kl_weight": ("one", "ratio"),
+}
+REDUCTION_CODES = {
+    "token_mean": 0,
+    "token_sum": 1,
+    "sequence_mean": 2,
+    "sequence_mean_valid": 3,
+    "seq_mean_token_sum": 4,
+    "seq_mean_token_sum_norm": 5,
+    "seq_mean_token_sum_norm_valid": 6,
+    "token_sum_over_L": 7,
+    "prompt_mean": 8,
+    "rollout_mean": 8,
+}
+NEEDS_LENGTH = ("seq_mean_token_sum_norm", "seq_mean_token_sum_norm_valid", "token_sum_over_L")
+NEEDS_GROUPS = ("prompt_mean", "rollout_mean")
+OVERFLOW_LOG = 88.72283  # e^x leaves fp32 above
+NAMES = tuple(f.name for f in fields(Rules) if f.name not in ("reduction_of", "reduction_names"))
+
+
+class Resolved(NamedTuple):
+    """Options as the core takes them, and which tensors they read."""
+
+    core: Any  # _core.LossOptions
+    rules: Rules
+    needs_rollout: bool
+    needs_ref: bool
+    needs_entropy: bool
+
+
+class Given(NamedTuple):
+    """What a call says besides its rules; None where it says nothing."""
+
+    max_seq_len: float | None = None
+    samples_per_prompt: int | None = None
+    has_boundaries: bool = False
+    has_weights: bool = False
+
+
+def fail(name: str, expected: str, got: Any) -> None:
+    raise InvalidArgument(f"ppo_loss: {name}: expected {expected}, got {got}")
+
+
+@lru_cache(maxsize=256)
+def resolve(dialect: str, given: Given, *overrides: Any) -> Resolved:
+    """`overrides` in the order of NAMES, None: the dialect's. Raises rlk.InvalidArgument."""
+    base = rules(dialect)
+    own = dict(zip(NAMES, overrides, strict=True))
+    chosen = {name: getattr(base, name) if own[name] is None else own[name] for name in NAMES}
+    for name, words in WORDS.items():
+        if chosen[name] not in words:
+            fail(name, ", ".join(words), repr(chosen[name]))
+    for name in ("use_dual_clip", "use_tis"):
+        if not isinstance(chosen[name], bool):
+            fail(name, "True or False", repr(chosen[name]))
+    _reductions(base, own, chosen, given)
+    _numbers(chosen)
+    r = Rules(**chosen)
+    if r.use_dual_clip and r.policy_loss != "ppo":
+        if own["use_dual_clip"]:
+            fail("use_dual_clip", f"False with policy_loss={r.policy_loss!r}", "True")
+        chosen["use_dual_clip"] = False  # of the dialect, whose own loss has none here
+    if r.policy_loss == "gspo" and r.loss_reduction == "token_sum":
+        fail("loss_reduction", "a mean over sequences or tokens with gspo", "'token_sum'")
+    if r.policy_loss == "gspo" and r.kl_weight == "ratio" and r.kl_coef != 0:
+        fail("kl_weight", "'one' with gspo, whose ratio couples tokens", "'ratio'")
+    r = Rules(**chosen)
+    return Resolved(_core_options(r, given), r, r.use_tis, r.kl_coef != 0, r.entropy_coef != 0)
+
+
+def _reductions(base: Rules, own: dict[str, Any], chosen: dict[str, Any], given: Given) -> None:
+    if given.has_weights:
+        for name in ("loss_reduction", "kl_reduction"):
+            if own[name] is not None:
+                fail("loss_weights", f"None with {name}, which makes the weights", "both")
+        chosen["loss_reduction"] = "token_sum"
+        chosen["kl_reduction"] = "policy"
+        if chosen["policy_loss"] == "gspo":
+            chosen["loss_reduction"] = "token_mean"  # unused: the weights are explicit
+    elif own["loss_reduction"] is None:
+        fixed = dict(base.reduction_of)
+        chosen["loss_reduction"] = fixed.get(chosen["policy_loss"], chosen["loss_reduction"])
+    names = dict(base.reduction_names)
+    for name in ("loss_reduction", "kl_reduction"):
+        word = names.get(chosen[name], chosen[name])
+        if word == "policy" and name == "kl_reduction":
+            word = chosen["loss_reduction"]
+        if word not in REDUCTIONS:
+            fail(name, ", ".join((*REDUCTIONS, *names)), repr(chosen[name]))
+        chosen[name] = word
+        if word in NEEDS_LENGTH and given.max_seq_len is None:
+            fail("max_seq_len", f"a number with {word}", "None")
+        if word in NEEDS_GROUPS and given.samples_per_prompt is None and not given.has_boundaries:
+            fail("samples_per_prompt", f"a number (or group_boundaries) with {word}", "None")
+    if given.max_seq_len is not None and not (0 < given.max_seq_len < inf):
+        fail("max_seq_len", "a number above 0", given.max_seq_len)
+    if given.samples_per_prompt is not None and given.has_boundaries:
+        fail("samples_per_prompt", "None with group_boundaries", given.samples_per_prompt)
+    if given.samples_per_prompt is not None and given.samples_per_prompt < 1:
+        fail("samples_per_prompt", "1 or more", given.samples_per_prompt)
+
+
+def _numbers(chosen: dict[str, Any]) -> None:
+    ranges = {
+        "eps_clip_low": (0.0, 1.0),
+        "eps_clip_high": (0.0, inf),
+        "clip_ratio_c": (1.0, inf),
+        "sapo_tau_pos": (1e-6, 1e6),
+        "sapo_tau_neg": (1e-6, 1e6),
+        "tis_imp_ratio_cap": (0.0, inf),
+        "tis_imp_ratio_floor": (0.0, chosen["tis_imp_ratio_cap"]),
+        "tis_log_clamp": (0.0, inf),
+        "kl_coef": (-1e30, 1e30),
+        "kl_clamp": (0.0, inf),
+        "kl_output_clamp": (0.0, inf),
+        "entropy_coef": (-1e30, 1e30),
+    }
+    for name, (least, most) in ranges.items():
+        value = chosen[name]
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not good or not least <= value <= most:  # also NaN
+            fail(name, f"a number from {least:g} to {most:g}", repr(value))
+    for name in ("log_ratio_clamp", "gspo_log_ratio_clamp"):
+        low, high = bounds(name, chosen[name])
+        if not low < high:
+            fail(name, "a number above 0, or (low, high)", repr(chosen[name]))
+    around = chosen["cispo_bounds"]
+    if around not in ("1+eps", "eps"):
+        low, high = bounds("cispo_bounds", around) if isinstance(around, tuple) else (1.0, 0.0)
+        if not low <= high:
+            fail("cispo_bounds", "'1+eps', 'eps' or (low, high)", repr(around))
+
+
+def bounds(name: str, value: Any) -> tuple[float, float]:
+    """(low, high) of a pair, or of one number for both sides."""
+    try:
+        low, high = value if isinstance(value, tuple) else (-value, value)
+        return float(low), float(high)
+    except (TypeError, ValueError):
+        fail(name, "a number or (low, high)", repr(value))
+        raise
+
+
+def ratio_bounds(r: Rules) -> tuple[float, float]:
+    """The clip's bounds of the ratio."""
+    if r.policy_loss == "cispo" and r.cispo_bounds != "1+eps":
+        return (-inf, r.eps_clip_high) if r.cispo_bounds == "eps" else bounds("", r.cispo_bounds)
+    return 1.0 - r.eps_clip_low, 1.0 + r.eps_clip_high
+
+
+def _core_options(r: Rules, given: Given) -> Any:
+    has_kl = r.kl_coef != 0
+    choices = [
+        POLICY_LOSSES.index(r.policy_loss),
+        int(r.use_dual_clip),
+        1 + WORDS["tis_mode"].index(r.tis_mode) if r.use_tis else 0,
+        WORDS["tis_level"].index(r.tis_level) if r.use_tis else 0,
+        1 + WORDS["kl_estimator"].index(r.kl_estimator) if has_kl else 0,
+        WORDS["kl_gradient"].index(r.kl_gradient) if has_kl else 0,
+        WORDS["kl_weight"].index(r.kl_weight) if has_kl else 0,
+        int(r.entropy_coef != 0),
+    ]
+    clamp = r.gspo_log_ratio_clamp if r.policy_loss == "gspo" else r.log_ratio_clamp
+    values = [
+        *bounds("", clamp),
+        *ratio_bounds(r),
+        r.clip_ratio_c,
+        r.sapo_tau_pos,
+        r.sapo_tau_neg,
+        r.tis_imp_ratio_floor,
+        r.tis_imp_ratio_cap,
+        r.tis_log_clamp,
+        OVERFLOW_LOG if r.tis_overflow == "zero" else inf,
+        r.kl_coef,
+        r.kl_clamp,
+        r.kl_output_clamp,
+        r.entropy_coef,
+    ]
+    return _core.LossOptions(
+        choices,
+        [math.copysign(inf, v) if abs(v) > 3.4e38 else v for v in values],
+        REDUCTION_CODES[r.loss_reduction],
+        REDUCTION_CODES[r.kl_reduction],
+        given.max_seq_len or 0.0,
+        given.samples_per_prompt or 0,
+    )

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of a loss: raw sums and counts, and adding them up over micro-batches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rlk.errors import InvalidArgument
+
+Tensor = Any
+NUM_COUNTS, NUM_SUMS = 11, 12
+TERM_SUMS = 3  # rows of `exact` in units of 2^-72; the others in 2^-40
+MARK = -(1 << 63)  # a high word of no sum: the low one tells NaN (1), inf (2), -inf (4)
+
+
+class Metrics(NamedTuple):
+    """0-d tensors on the call's device, over active tokens. Divide sums by `num_active`."""
+
+    num_active: Tensor  #: tokens
+    num_sequences: Tensor  #: with an active token
+    num_clip_high: Tensor  #: A > 0 and ratio above the upper bound
+    num_clip_low: Tensor  #: A < 0 and ratio below the lower bound
+    num_dual_clip: Tensor
+    num_outside: Tensor  #: ratio outside the bounds, whatever the sign of A
+    num_log_ratio_clamped: Tensor
+    num_tis_high: Tensor  #: importance weight above its cap
+    num_tis_low: Tensor
+    num_tis_rejected: Tensor  #: weight 0
+    num_nonfinite: Tensor  #: with a NaN or an infinity among their inputs
+    policy_loss: Tensor  #: the loss without KL and entropy
+    abs_loss_sum: Tensor  #: of the terms' magnitudes: the scale of rounding errors
+    ratio_sum: Tensor
+    ratio_sq_sum: Tensor
+    approx_kl_sum: Tensor  #: old - log_prob
+    approx_k3_sum: Tensor  #: ratio - 1 - log ratio
+    tis_sum: Tensor  #: importance weights; ESS = tis_sum^2 / tis_sq_sum
+    tis_sq_sum: Tensor
+    tis_abs_log_sum: Tensor  #: |old - rollout|
+    kl_sum: Tensor
+    entropy_sum: Tensor
+    ratio_max: Tensor
+    ratio_min: Tensor
+    tis_abs_log_max: Tensor
+    clip_ratio: Tensor  #: (num_clip_high + num_clip_low) / num_active
+    exact: Tensor  #: int64 [12, 2]: the loss and the sums as integers, high word first
+
+
+def make_metrics(counts: Tensor, figures: Tensor, exact: Tensor) -> Metrics:
+    """From what the kernels write."""
+    unbind = getattr(counts, "unbind", None)
+    if unbind is None:
+        return Metrics._make([*counts, *figures, exact])
+    return Metrics._make([*unbind(), *figures.unbind(), exact])
+
+
+def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
+    """The loss and metrics of all parts together, with the bits of one call over all of them.
+
+    Parts are micro-batches (or ranks' shards, gathered) of calls with the same global counts or
+    explicit weights: their losses then add up. No host synchronization.
+
+    Args:
+        parts: `Metrics`, at least one.
+
+    Returns:
+        (loss, metrics), the loss float32 of 0 dimensions.
+
+    Raises:
+        rlk.InvalidArgument: no parts.
+
+    Example:
+        >>> loss, metrics = rlk.losses.combine([first.metrics, second.metrics])
+    """
+    found = list(parts)
+    if not found:
+        raise InvalidArgument("combine: parts: expected at least one Metrics, got none")
+    xp = _arrays(found[0].exact)
+    counts = [sum(p[i] for p in found[1:]) + found[0][i] for i in range(NUM_COUNTS)]
+    exact = _add(xp, xp.stack([p.exact for p in found]))
+    values = _values(xp, exact)
+    figures = [values[row] for row in range(1, NUM_SUMS)]
+    active = counts[0]
+    for name, pick in (("ratio_max", "maximum"), ("ratio_min", "minimum")):
+        best = _neutral(xp, getattr(found[0], name), found[0].num_active, pick)
+        for part in found[1:]:
+            other = _neutral(xp, getattr(part, name), part.num_active, pick)
+            best = getattr(xp, pick)(best, other)
+        figures.append(xp.where(active > 0, best, _like(xp, best, 1.0)))
+    most = found[0].tis_abs_log_max
+    for part in found[1:]:
+        most = xp.maximum(most, part.tis_abs_log_max)
+    figures.append(most)
+    clipped = _single(xp, counts[2] + counts[3]) / _single(xp, _at_least_one(xp, active))
+    return values[0], Metrics._make([*counts, *figures, clipped, exact])
+
+
+def _arrays(sample: Tensor) -> Any:
+    """The module of functions for these arrays: torch or numpy."""
+    if type(sample).__module__.partition(".")[0] == "torch":
+        import torch
+
+        return torch
+    import numpy
+
+    return numpy
+
+
+def _like(xp: Any, sample: Tensor, value: float) -> Tensor:
+    return xp.full_like(sample, value)
+
+
+def _neutral(xp: Any, value: Tensor, active: Tensor, pick: str) -> Tensor:
+    """A part without tokens says nothing about the extremes."""
+    nothing = float("-inf") if pick == "maximum" else float("inf")
+    return xp.where(active > 0, value, _like(xp, value, nothing))
+
+
+def _single(xp: Any, x: Tensor) -> Tensor:
+    return x.to(xp.float32) if xp.__name__ == "torch" else xp.float32(x)
+
+
+def _double(xp: Any, x: Tensor) -> Tensor:
+    return x.to(xp.float64) if xp.__name__ == "torch" else x.astype(xp.float64)
+
+
+def _at_least_one(xp: Any, x: Tensor) -> Tensor:
+    return xp.maximum(x, _like(xp, x, 1))
+
+
+def _add(xp: Any, exact: Tensor) -> Tensor:
+    """[k, rows, 2] added to [rows, 2]. The low word is unsigned: it goes in two halves."""
+    high, low = exact[..., 0], exact[..., 1]
+    marked = high == MARK
+    zero = _like(xp, high, 0)
+    flags = xp.where(marked, low, zero)
+    special = zero[0]
+    for flag in (1, 2, 4):
+        special = special | xp.where((flags & flag).sum(0) > 0, _like(xp, special, flag), zero[0])
+    low = xp.where(marked, zero, low)
+    half = (1 << 32) - 1
+    bottom = (low & half).sum(0)
+    top = ((low >> 32) & half).sum(0) + (bottom >> 32)
+    word = (top << 32) | (bottom & half)
+    total = xp.where(marked, zero, high).sum(0) + (top >> 32)
+    return xp.stack(
+        [
+            xp.where(special > 0, _like(xp, total, MARK), total),
+            xp.where(special > 0, special, word),
+        ],
+        -1,
+    )
+
+
+def _values(xp: Any, exact: Tensor) -> Tensor:
+    """The sums as float32 [rows], rounded as the kernels round them."""
+    high, low = exact[..., 0], exact[..., 1]
+    # An unsigned word as a double: the halves' sum is rounded once, as the conversion is.
+    unsigned = _double(xp, (low >> 32) & ((1 << 32) - 1)) * 2.0**32 + _double(
+        xp, low & ((1 << 32) - 1)
+    )
+    units = xp.full_like(unsigned, 2.0**-40)
+    units[:TERM_SUMS] = 2.0**-72
+    sums = (_double(xp, high) * 2.0**64 + unsigned) * units
+    marked = high == MARK
+    nan = ((low & 1) > 0) | ((low & 6) == 6)
+    infinity = xp.where(
+        (low & 2) > 0, _like(xp, sums, float("inf")), _like(xp, sums, -float("inf"))
+    )
+    special = xp.where(nan, _like(xp, sums, float("nan")), infinity)
+    sums = xp.where(marked, special, sums)
+    return sums.to(xp.float32) if xp.__name__ == "torch" else sums.astype(xp.float32)

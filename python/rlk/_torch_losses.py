@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Autograd of the losses for torch tensors. Imported at the first call that needs a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rlk import _core
+from rlk._metrics import make_metrics
+from rlk._ppo_loss import Call, PpoLoss, forward
+from rlk.errors import Unsupported
+
+
+def apply(function: Any, *inputs: Any) -> Any:
+    return function.apply(*inputs)
+
+
+class _Scaled(torch.autograd.Function):
+    """upstream * saved, as a function of the upstream, so that a second derivative is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, upstream: Any, saved: Any, like: Any) -> Any:
+        return _core.ppo_loss_backward(upstream, saved, like)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        raise Unsupported(
+            "ppo_loss: backward: expected one derivative, got a second (create_graph=True)"
+        )
+
+
+class _PpoLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, log_probs: Any, entropy: Any, call: Call, stream: Any) -> Any:
+        needs, needs_entropy, *_ = ctx.needs_input_grad
+        loss, counts, figures, exact, grad, grad_entropy = forward(
+            call, stream, needs, needs_entropy
+        )
+        ctx.save_for_backward(grad, grad_entropy)
+        ctx.dtypes = (log_probs.new_empty(0), None if entropy is None else entropy.new_empty(0))
+        ctx.mark_non_differentiable(counts, figures, exact)
+        ctx.set_materialize_grads(False)
+        return loss, counts, figures, exact
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Any, *_: Any) -> Any:
+        if upstream is None:
+            return None, None, None, None
+        if torch.is_grad_enabled():  # create_graph: the gradient must not look like a constant
+            for like in ctx.dtypes:
+                if like is not None:
+                    like.requires_grad_()
+        grads = [
+            None if saved is None else apply(_Scaled, upstream, saved, like)
+            for saved, like in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return *grads, None, None
+
+
+def ppo_loss(call: Call, stream: int | None) -> PpoLoss:
+    """`rlk.jit.ppo_loss` where log_probs or entropy need a gradient."""
+    loss, counts, figures, exact = apply(
+        _PpoLoss, call.tensors["log_probs"], call.tensors.get("entropy"), call, stream
+    )
+    return PpoLoss(loss, make_metrics(counts, figures, exact))

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policy losses in float64, from the formulas of docs/ppo_loss.md and nothing of rlk's.
+
+A plain reading of the rules: where they say "selected", inactive tokens are left out of the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = Any  # NumPy arrays
+INF = float("inf")
+TIE = 4e-6  # relative distance from a threshold within which fp32 may decide otherwise
+
+DEFAULTS: Mapping[str, Any] = {
+    "policy_loss": "ppo",
+    "loss_reduction": "token_mean",
+    "eps_clip_low": 0.2,
+    "eps_clip_high": 0.2,
+    "use_dual_clip": False,
+    "clip_ratio_c": 3.0,
+    "cispo_bounds": "1+eps",
+    "sapo_tau_pos": 1.0,
+    "sapo_tau_neg": 1.05,
+    "log_ratio_clamp": 20.0,
+    "gspo_log_ratio_clamp": 20.0,
+    "use_tis": False,
+    "tis_mode": "truncate",
+    "tis_level": "token",
+    "tis_imp_ratio_cap": 10.0,
+    "tis_imp_ratio_floor": 0.0,
+    "tis_log_clamp": 20.0,
+    "tis_overflow": "cap",
+    "kl_coef": 0.0,
+    "kl_estimator": "k3",
+    "kl_gradient": "pathwise",
+    "kl_weight": "one",
+    "kl_clamp": 20.0,
+    "kl_output_clamp": INF,
+    "kl_reduction": "policy",
+    "entropy_coef": 0.0,
+    "max_seq_len": None,
+    "samples_per_prompt": None,
+    "group_boundaries": None,
+    "global_tokens": None,
+    "global_sequences": None,
+    "global_groups": None,
+}
+
+
+@dataclass(frozen=True)
+class LossAnswer:
+    """Over all tokens, zeros in inactive ones; `ties` are tokens near a threshold."""
+
+    loss: float
+    grad: Array
+    grad_entropy: Array
+    grad_scale: Array  # sum of the magnitudes that grad is made of
+    abs_loss_sum: float
+    ties: Array
+    counts: dict[str, int]
+    sums: dict[str, float] = field(default_factory=dict)
+
+
+def ppo_loss(
+    log_probs: Array,
+    old: Array,
+    advantages: Array,
+    mask: Array | None = None,
+    *,
+    rollout_logprobs: Array | None = None,
+    ref_log_probs: Array | None = None,
+    entropy: Array | None = None,
+    loss_weights: Array | None = None,
+    cu_seqlens: Array | None = None,
+    **options: Any,
+) -> LossAnswer:
+    """Tokens [B, T], [T] or, with cu_seqlens, [N]; the rest as rlk.jit.ppo_loss takes it."""
+    o = {**DEFAULTS, **options}
+    shape = np.shape(log_probs)
+    sequence, num_sequences = _sequences(shape, cu_seqlens)
+    active = np.ones(shape, bool) if mask is None else np.asarray(mask) != 0
+    active = active.reshape(-1)
+    s = sequence[active]
+
+    def tokens(values: Any) -> Array:
+        return np.asarray(values, np.float64).reshape(-1)[active]
+
+    def per_token(values: Any) -> Array:
+        wide = np.asarray(values, np.float64)
+        return tokens(wide) if wide.shape == shape else wide.reshape(-1)[s]
+
+    lp, p0, a = tokens(log_probs), tokens(old), per_token(advantages)
+    n = np.bincount(s, minlength=num_sequences)
+    if loss_weights is None:
+        w = _weights(o["loss_reduction"], n, s, o)
+        kl_name = o["loss_reduction"] if o["kl_reduction"] == "policy" else o["kl_reduction"]
+        w_kl = _weights(kl_name, n, s, o)
+    else:
+        w = w_kl = per_token(loss_weights)
+    with np.errstate(all="ignore"):
+        delta = lp - p0
+        clamp = o["log_ratio_clamp"]
+        if o["policy_loss"] == "gspo":
+            delta = _mean(delta, s, n)[s]
+            clamp = o["gspo_log_ratio_clamp"]
+        low, high = clamp if isinstance(clamp, tuple) else (-clamp, clamp)
+        moves = ~((delta < low) | (delta > high))
+        clipped_delta = np.clip(delta, low, high)
+        r = np.exp(clipped_delta)
+        ties = _near(np.exp(delta), np.exp(low)) | _near(np.exp(delta), np.exp(high))
+        value, slope, near, counts = _policy(o, a, r, lp, moves)
+        ties |= near
+        rho, u, near, more = _correction(o, p0, rollout_logprobs, tokens, s, n)
+        ties |= near
+        counts |= more
+        value = np.where(rho == 0, 0.0, rho * value)
+        slope = np.where(rho == 0, 0.0, rho * slope)
+        term, grad = w * value, w * slope
+        scale = np.abs(grad)
+        sums = {"policy_loss": term.sum()}
+        if o["kl_coef"] != 0:
+            k, k_slope, near = _kl(o, tokens(ref_log_probs) - lp)
+            ties |= near
+            if o["kl_weight"] == "ratio":
+                pathwise = o["kl_gradient"] == "pathwise"
+                k, k_slope = r * k, r * (k_slope + (np.where(moves, k, 0.0) if pathwise else 0.0))
+            sums["kl_sum"] = k.sum()
+            term = term + w_kl * o["kl_coef"] * k
+            grad = grad + w_kl * o["kl_coef"] * k_slope
+            scale = scale + np.abs(w_kl * o["kl_coef"] * k_slope)
+        grad_entropy = np.zeros(len(s))
+        if o["entropy_coef"] != 0:
+            h = tokens(entropy)
+            sums["entropy_sum"] = h.sum()
+            term = term - w * o["entropy_coef"] * h
+            grad_entropy = -w * o["entropy_coef"]
+        sums |= {
+            "abs_loss_sum": np.abs(term).sum(),
+            "ratio_sum": r.sum(),
+            "ratio_sq_sum": (r * r).sum(),
+            "approx_kl_sum": -clipped_delta.sum(),
+            "approx_k3_sum": (np.expm1(clipped_delta) - clipped_delta).sum(),
+            "ratio_max": r.max() if len(r) else 1.0,
+            "ratio_min": r.min() if len(r) else 1.0,
+        }
+        if o["use_tis"]:
+            sums |= {
+                "tis_sum": rho.sum(),
+                "tis_sq_sum": (rho * rho).sum(),
+                "tis_abs_log_sum": np.abs(u).sum(),
+                "tis_abs_log_max": np.abs(u).max() if len(u) else 0.0,
+            }
+        counts |= {
+            "num_active": len(s),
+            "num_sequences": int((n > 0).sum()),
+            "num_log_ratio_clamped": int((~moves).sum()),
+        }
+        spread = (_spread(x, active, shape) for x in (grad, grad_entropy, scale, ties))
+        return LossAnswer(
+            float(term.sum()) if len(term) else 0.0,
+            *_pair(spread),
+            float(np.abs(term).sum()),
+            next(spread),
+            counts,
+            {name: float(total) for name, total in sums.items()},
+        )
+
+
+def _pair(spread: Any) -> tuple[Array, Array, Array]:
+    return next(spread), next(spread), next(spread)
+
+
+def _spread(values: Array, active: Array, shape: tuple[int, ...]) -> Array:
+    full = np.zeros(len(active), values.dtype)
+    full[active] = values
+    return full.reshape(shape)
+
+
+def _sequences(shape: tuple[int, ...], cu_seqlens: Array | None) -> tuple[Array, int]:
+    """The sequence of each flattened token."""
+    if cu_seqlens is not None:
+        starts = np.asarray(cu_seqlens, np.int64)
+        lengths = starts[1:] - starts[:-1]
+        return np.repeat(np.arange(len(lengths)), lengths), len(lengths)
+    if len(shape) == 2:
+        return np.repeat(np.arange(shape[0]), shape[1]), shape[0]
+    return np.zeros(shape[0], np.int64), 1
+
+
+def _near(x: Array, threshold: float) -> Array:
+    return np.abs(x - threshold) <= TIE * abs(threshold)
+
+
+def _mean(values: Array, s: Array, n: Array) -> Array:
+    return _sum(values, s, n) / np.maximum(n, 1)
+
+
+def _sum(values: Array, s: Array, n: Array) -> Array:
+    return np.bincount(s, values, minlength=len(n))
+
+
+def _groups(o: Mapping[str, Any], num_sequences: int) -> Array:
+    """Boundaries of groups of sequences."""
+    if o["group_boundaries"] is not None:
+        return np.asarray(o["group_boundaries"], np.int64)
+    return np.arange(0, num_sequences + 1, o["samples_per_prompt"] or 1)
+
+
+def _weights(name: str, n: Array, s: Array, o: Mapping[str, Any]) -> Array:
+    """Section "Reductions": a weight a token."""
+    num_tokens = o["global_tokens"] or n.sum()
+    num_all = o["global_sequences"] or len(n)
+    num_valid = o["global_sequences"] or (n > 0).sum()
+    if name in ("prompt_mean", "rollout_mean"):
+        starts = _groups(o, len(n))
+        group = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        num_groups = o["global_groups"] or len(starts) - 1
+        size = np.bincount(group, n, minlength=len(starts) - 1)
+        return 1.0 / (num_groups * size[group[s]])
+    length = o["max_seq_len"]
+    denominators: dict[str, Any] = {
+        "token_mean": num_tokens,
+        "token_sum": 1.0,
+        "sequence_mean": num_all * n[s],
+        "sequence_mean_valid": num_valid * n[s],
+        "seq_mean_token_sum": num_valid,
+        "seq_mean_token_sum_norm": num_all * (length or 0),
+        "seq_mean_token_sum_norm_valid": num_valid * (length or 0),
+        "token_sum_over_L": length,
+    }
+    return np.broadcast_to(1.0 / denominators[name], s.shape)
+
+
+def _ratio_bounds(o: Mapping[str, Any]) -> tuple[float, float]:
+    if o["policy_loss"] == "cispo" and o["cispo_bounds"] == "eps":
+        return -INF, o["eps_clip_high"]
+    if o["policy_loss"] == "cispo" and o["cispo_bounds"] != "1+eps":
+        low, high = o["cispo_bounds"]
+        return low, high
+    return 1.0 - o["eps_clip_low"], 1.0 + o["eps_clip_high"]
+
+
+def _policy(
+    o: Mapping[str, Any], a: Array, r: Array, lp: Array, moves: Array
+) -> tuple[Array, Array, Array, dict[str, int]]:
+    low, high = _ratio_bounds(o)
+    clipped = np.clip(r, low, high)
+    ties = _near(r, low) | _near(r, high)
+    dual = np.zeros(len(a), bool)
+    kind = o["policy_loss"]
+    if kind == "gpg":
+        value, slope = -a * lp, -a
+    elif kind == "cispo":
+        value, slope = -clipped * a * lp, -clipped * a
+    elif kind == "sapo":
+        tau = np.where(a > 0, o["sapo_tau_pos"], o["sapo_tau_neg"])
+        z = np.exp(-tau * (r - 1))
+        soft = 1 / (1 + z)
+        value, slope = -a * 4 / tau * soft, -a * 4 * soft * (z * soft) * r * moves
+    else:
+        plain, bounded = -a * r, -a * clipped
+        value = np.maximum(plain, bounded)
+        slope = np.where((plain >= bounded) & moves, -a * r, 0.0)
+        if o["use_dual_clip"]:
+            c = o["clip_ratio_c"]
+            dual = (a < 0) & (value > -a * c)
+            ties |= (a < 0) & _near(r, c)
+            value = np.where(dual, -a * c, value)
+            slope = np.where(dual, 0.0, slope)
+    none = a == 0
+    counts = {
+        "num_clip_high": int(((a > 0) & (r > high)).sum()),
+        "num_clip_low": int(((a < 0) & (r < low)).sum()),
+        "num_dual_clip": int(dual.sum()),
+        "num_outside": int(((r > high) | (r < low)).sum()),
+    }
+    return np.where(none, 0.0, value), np.where(none, 0.0, slope), ties, counts
+
+
+def _correction(
+    o: Mapping[str, Any], old: Array, rollout: Any, tokens: Any, s: Array, n: Array
+) -> tuple[Array, Array, Array, dict[str, int]]:
+    no = np.zeros(len(s), bool)
+    if not o["use_tis"]:
+        return np.ones(len(s)), np.zeros(len(s)), no, {}
+    u = old - tokens(rollout)
+    statistic = u
+    if o["tis_level"] == "sequence":
+        statistic = _sum(u, s, n)[s]
+    elif o["tis_level"] == "geometric":
+        statistic = _mean(u, s, n)[s]
+    bound = o["tis_log_clamp"]
+    low, high = o["tis_imp_ratio_floor"], o["tis_imp_ratio_cap"]
+    overflow = (statistic > 88.72283) if o["tis_overflow"] == "zero" else no
+    rho = np.exp(np.clip(statistic, -bound, bound))
+    above, below = (rho > high) & ~overflow, rho < low
+    ties = _near(rho, low) | _near(rho, high)
+    if o["tis_mode"] == "truncate":
+        rejected = overflow
+        rho = np.clip(rho, low, high)
+    else:
+        rejected = overflow | above | below
+        if o["tis_mode"] == "band":
+            rho = np.exp(np.clip(u, -bound, bound))
+    counts = {
+        "num_tis_high": int(above.sum()),
+        "num_tis_low": int(below.sum()),
+        "num_tis_rejected": int(rejected.sum()),
+    }
+    return np.where(rejected, 0.0, rho), u, ties, counts
+
+
+def _kl(o: Mapping[str, Any], e: Array) -> tuple[Array, Array, Array]:
+    """Value, derivative with respect to the policy's log-prob, and near ties."""
+    bound, most = o["kl_clamp"], o["kl_output_clamp"]
+    inside = np.abs(e) <= bound
+    clamped = np.clip(e, -bound, bound)
+    terms: dict[str, tuple[Array, Array]] = {
+        "k1": (-e, np.ones_like(e)),
+        "abs": (np.abs(e), -np.sign(e)),
+        "k2": (e * e / 2, -e),
+        "k3": (np.expm1(clamped) - clamped, np.where(inside, -np.expm1(clamped), 0.0)),
+    }
+    value, slope = terms[o["kl_estimator"]]
+    cut = np.abs(value) > most
+    ties = _near(np.abs(e), bound) | _near(np.abs(value), most)
+    value = np.clip(value, -most, most)
+    if o["kl_gradient"] == "pathwise":
+        return value, np.where(cut, 0.0, slope), ties
+    if o["kl_gradient"] == "unbiased":
+        return value, -e, ties
+    return value, np.where(cut | ~inside, 0.0, -e), ties

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exact sums over a block: see common/loss/exact.h. A thread adds terms below 8 to integers of its
+// own; larger ones go to shared memory, where integer atomics know no order either.
+#pragma once
+
+#include "common/cuda/lanes.cuh"
+#include "common/loss/exact.h"
+
+namespace rlk {
+
+RLK_DEVICE float cvt_rni(float x) {
+  float y;
+  asm("cvt.rni.f32.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+RLK_DEVICE long long cvt_rni_s64(float x) {
+  long long y;
+  asm("cvt.rni.s64.f32 %0, %1;" : "=l"(y) : "f"(x));
+  return y;
+}
+RLK_DEVICE long long shfl_xor(long long x, int lanes) {
+  return __shfl_xor_sync(kFullWarp, x, lanes);
+}
+
+// What a block of up to 1024 threads shares for sums of kRows kinds. All threads clear() first.
+template <int kRows>
+struct ExactBlock {
+  unsigned long long limbs[kRows][4];  // 32 bits each, carries not yet taken; the last is signed
+  unsigned special[kRows];
+  ExactSum warps[kRows][32];
+
+  RLK_DEVICE void clear() {
+    for (int i = threadIdx.x; i < kRows * 4; i += blockDim.x) limbs[i / 4][i % 4] = 0;
+    for (int i = threadIdx.x; i < kRows; i += blockDim.x) special[i] = 0;
+    __syncthreads();
+  }
+
+  __device__ __noinline__ void add_large(int row, float x, int bits_of_unit) {
+    const ExactSum term = exact_large(x, bits_of_unit);
+    if (term.special) {
+      atomicOr(&special[row], static_cast<unsigned>(term.special));
+      return;
+    }
+    const auto high = static_cast<unsigned long long>(term.high);
+    atomicAdd(&limbs[row][0], term.low & 0xffffffffu);
+    atomicAdd(&limbs[row][1], term.low >> 32);
+    atomicAdd(&limbs[row][2], high & 0xffffffffu);
+    atomicAdd(&limbs[row][3], static_cast<unsigned long long>(term.high >> 32));
+  }
+
+  // The sum of a row, by one thread after a barrier behind store().
+  RLK_DEVICE ExactSum total(int row) const {
+    ExactSum sum{0, 0, special[row]};
+    const unsigned long long second = limbs[row][1] + (limbs[row][0] >> 32);
+    const unsigned long long third = limbs[row][2] + (second >> 32);
+    const long long top = static_cast<long long>(limbs[row][3] + (third >> 32));
+    sum.low = second << 32 | (limbs[row][0] & 0xffffffffu);
+    sum.high =
+        static_cast<long long>(static_cast<unsigned long long>(top) << 32 | (third & 0xffffffffu));
+    if (top != static_cast<int>(top)) sum.special |= top < 0 ? ExactSum::kMinusInf : ExactSum::kInf;
+#pragma unroll 1
+    for (int warp = 0; warp < static_cast<int>(blockDim.x / 32); ++warp) add(sum, warps[row][warp]);
+    return sum;
+  }
+};
+
+// The sum of x over the lanes of a warp, times 2^shift, in every lane.
+RLK_DEVICE ExactSum sum_of_warp(long long x, int shift) {
+  long long low = x & 0xffffffffll, high = x >> 32;
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes *= 2) {
+    low += shfl_xor(low, lanes);
+    high += shfl_xor(high, lanes);
+  }
+  ExactSum sum = exact_integer(low, shift);
+  add(sum, exact_integer(high, shift + 32));
+  return sum;
+}
+
+// A thread's part of a row.
+template <int kBits>
+class ExactLane {
+ public:
+  template <int kRows>
+  RLK_DEVICE void add(ExactBlock<kRows>& block, int row, float x) {
+    if (!(magnitude(x) < 8.0f)) {
+      block.add_large(row, x, kBits);
+      return;
+    }
+    const float scaled = x * 0x1p40f;
+    coarse_ += cvt_rni_s64(scaled);
+    if constexpr (kBits == kTermBits) {
+      fine_ += cvt_rni_s64(fma_rn(cvt_rni(scaled), -0x1p-40f, x) * 0x1p72f);
+    }
+  }
+
+  // All threads of the block.
+  template <int kRows>
+  RLK_DEVICE void store(ExactBlock<kRows>& block, int row) const {
+    ExactSum sum = sum_of_warp(coarse_, kBits - kMetricBits);
+    if constexpr (kBits == kTermBits) rlk::add(sum, sum_of_warp(fine_, 0));
+    if (threadIdx.x % 32 == 0) block.warps[row][threadIdx.x / 32] = sum;
+  }
+
+ private:
+  long long coarse_ = 0, fine_ = 0;  // in units of 2^-40 and 2^-72
+};
+
+}  // namespace rlk

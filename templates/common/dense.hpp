@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host tensors as dense arrays of one type: in place where they are so already, else copied.
+#pragma once
+
+#include "runtime/tensor.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace rlk::templates {
+
+template <class T>
+struct Dense {
+  const T* data = nullptr;  // null: the tensor is absent
+  std::vector<T> copy;
+};
+
+// Floating tensors as float32; float64 values are rounded.
+Dense<float> dense_floats(const Tensor& tensor);
+
+// Integer tensors as int64.
+Dense<long long> dense_integers(const Tensor& tensor);
+
+// A mask of any type as bytes of 0 and 1. `argument` reads "op: argument"; throws InvalidArgument
+// for another value.
+Dense<unsigned char> dense_mask(const Tensor& tensor, const char* argument);
+
+}  // namespace rlk::templates

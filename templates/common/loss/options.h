@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a policy loss is made of: choices, which a template takes as constants, and values, which
+// are arguments always. Host and templates agree on it, so this file includes nothing.
+#pragma once
+
+namespace rlk {
+
+enum LossPolicy : long long { kPpo, kGspo, kCispo, kSapo, kGpg };
+// rho: clamped to [low, high]; 0 outside; e^u of the token where the statistic is inside, else 0.
+enum LossCorrection : long long { kNoCorrection, kTruncate, kMask, kBand };
+// Statistic of u = old - rollout: the token's, the sum or the mean over the sequence.
+enum LossLevel : long long { kTokenLevel, kSequenceLevel, kGeometricLevel };
+enum LossKl : long long { kNoKl, kKl1, kKlAbs, kKl2, kKl3 };
+// Of the value; log p - ref, whatever the value; the same but 0 where a clamp is active.
+enum LossKlGradient : long long { kPathwise, kUnbiased, kUnbiasedClamped };
+enum LossReduction : long long {
+  kTokenMean,
+  kTokenSum,
+  kSequenceMean,
+  kSequenceMeanValid,
+  kSeqMeanTokenSum,
+  kSeqMeanTokenSumNorm,
+  kSeqMeanTokenSumNormValid,
+  kTokenSumOverL,
+  kGroupMean,
+};
+
+struct LossChoices {
+  long long policy;       // a LossPolicy
+  long long dual_clip;    // 1: on
+  long long correction;   // a LossCorrection
+  long long level;        // a LossLevel
+  long long kl;           // a LossKl
+  long long kl_gradient;  // a LossKlGradient
+  long long kl_ratio;     // 1: the KL term is multiplied by the ratio
+  long long entropy;      // 1: an entropy bonus
+};
+
+// Infinite bounds are no bounds.
+struct LossValues {
+  float log_ratio_low, log_ratio_high;  // clamp of the log-ratio
+  float ratio_low, ratio_high;          // clip bounds
+  float dual_ratio;                     // c
+  float tau_positive, tau_negative;     // SAPO
+  float correction_low, correction_high;
+  float correction_clamp;         // of the statistic and u, both sides
+  float correction_overflow_log;  // a statistic above it gives weight 0
+  float kl_coef, kl_clamp, kl_output_clamp;
+  float entropy_coef;
+};
+
+// A count over all micro-batches and ranks.
+struct LossGlobal {
+  const long long* at;  // in memory of the call's device, or null: value
+  long long value;      // 0: there is none, the call's own count is taken
+};
+
+// Weights of a token, from counts. `length` is L; group is the prompt's or rollout's.
+struct LossReductions {
+  long long policy, kl;  // LossReduction of the policy term and of the KL term
+  double length;
+  LossGlobal tokens, sequences, groups;
+};
+
+}  // namespace rlk

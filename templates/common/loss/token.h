@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// The token function of every policy loss: value, derivative, and what the metrics count.
+//
+//   term = w * rho * l + w_kl * beta * k - w * c_H * H     L is the sum of terms
+//   grad = w * rho * l' + w_kl * beta * k'                 with respect to the policy's log-prob
+//
+// with the ratio r = exp(clamp(log_prob - old)), A the advantage:
+//   ppo, gspo  l = max(-A r, -A clip(r)), l' = -A r or 0; gspo: r of the sequence's mean log-ratio
+//   dual clip  where A < 0: l = min(l, -A c)
+//   cispo      l = -clip(r) A log_prob, clip(r) a constant
+//   sapo       l = -A (4 / tau) s(tau (r - 1)), s the logistic function
+//   gpg        l = -A log_prob
+// An inactive token is selected away before any arithmetic: it may hold anything.
+#pragma once
+
+#include "common/loss/kl.h"
+
+namespace rlk {
+
+struct TokenInput {
+  Mask active;
+  VecF log_prob, old, advantage;
+  VecF rollout, ref, entropy;  // each read with its choice alone
+  VecF weight, kl_weight;      // w, w_kl
+  VecF sequence_log_ratio;     // gspo: mean of log_prob - old
+  VecF sequence_statistic;     // correction of a sequence: sum or mean of old - rollout
+};
+
+struct TokenResult {
+  VecF term, policy_term;  // policy_term: w * rho * l
+  VecF grad, grad_entropy;
+  VecF ratio, log_ratio, k3;        // log_ratio clamped; k3 of it
+  VecF correction, log_correction;  // rho, u
+  VecF kl, entropy;
+  Mask clip_high, clip_low, dual, outside, clamped;
+  Mask correction_high, correction_low, rejected, nonfinite;
+};
+
+RLK_INLINE Mask is_finite(VecF x) { return x - x == 0.0f; }
+
+struct PolicyTerm {
+  VecF value, grad;
+};
+
+// l and l' of an active or neutral token. `moves`: the log-ratio is inside its clamp.
+RLK_INLINE PolicyTerm policy_term(const LossChoices& c, const LossValues& v, const TokenInput& in,
+                                  const Exponential& r, Mask moves, TokenResult& out) {
+  const VecF zero = splat(0.0f), a = in.advantage;
+  const VecF clipped = clamp(r.exp, v.ratio_low, v.ratio_high);
+  const Mask above = r.exp > v.ratio_high, below = r.exp < v.ratio_low;
+  out.outside = in.active & (above | below);
+  out.clip_high = in.active & above & (a > 0.0f);
+  out.clip_low = in.active & below & (a < 0.0f);
+  out.dual = in.active & (zero != 0.0f);
+  PolicyTerm l;
+  if (c.policy == kGpg) {
+    l = {-a * in.log_prob, -a};
+  } else if (c.policy == kCispo) {
+    l = {-clipped * a * in.log_prob, -clipped * a};
+  } else if (c.policy == kSapo) {
+    const VecF tau = select(a > 0.0f, splat(v.tau_positive), splat(v.tau_negative));
+    const Logistic s = logistic(tau * r.expm1);
+    // Far above 1 the ratio may be infinite where the slope is 0 long before.
+    const VecF slope = 4.0f * s.value * s.rest;
+    l = {-a * (4.0f / tau) * s.value, select(moves & (slope != 0.0f), -a * slope * r.exp, zero)};
+  } else {
+    const VecF plain = -a * r.exp, bounded = -a * clipped;
+    const Mask is_plain = plain >= bounded;
+    l = {select(is_plain, plain, bounded), select(is_plain & moves, plain, zero)};
+    if (c.dual_clip) {
+      const VecF most = -a * v.dual_ratio;
+      out.dual = in.active & (a < 0.0f) & (l.value > most);
+      l = {select(out.dual, most, l.value), select(out.dual, zero, l.grad)};
+    }
+  }
+  // 0 * inf is no part of a token without advantage; NaN is shown in the gradient too.
+  const Mask none = a == 0.0f;
+  l.value = select(none, zero, l.value);
+  return {l.value, select(none, zero, select(l.value == l.value, l.grad, l.value))};
+}
+
+// rho of a token. Rejected: rho is 0 because the statistic is out of its bounds.
+RLK_INLINE VecF correction(const LossChoices& c, const LossValues& v, const TokenInput& in, VecF u,
+                           TokenResult& out) {
+  const VecF statistic = c.level == kTokenLevel ? u : in.sequence_statistic;
+  VecF rho = exponential(clamp(statistic, -v.correction_clamp, v.correction_clamp)).exp;
+  const Mask overflow = statistic > v.correction_overflow_log;
+  const Mask high = (rho > v.correction_high) & !overflow, low = rho < v.correction_low;
+  out.correction_high = in.active & high;
+  out.correction_low = in.active & low;
+  out.rejected = in.active & overflow;
+  if (c.correction == kTruncate) {
+    rho = select(high, splat(v.correction_high), select(low, splat(v.correction_low), rho));
+  } else {
+    out.rejected = in.active & (overflow | high | low);
+    if (c.correction == kBand) {
+      rho = select(rho == rho, exponential(clamp(u, -v.correction_clamp, v.correction_clamp)).exp,
+                   rho);
+    }
+  }
+  return select(out.rejected, splat(0.0f), rho);
+}
+
+RLK_INLINE TokenResult token_loss(const LossChoices& c, const LossValues& v, TokenInput in) {
+  const VecF zero = splat(0.0f);
+  TokenResult out;
+  VecF delta = in.log_prob - in.old;
+  VecF u = zero, e = zero;
+  Mask finite = is_finite(in.log_prob) & is_finite(in.old) & is_finite(in.advantage);
+  if (c.correction) {
+    u = in.old - in.rollout;
+    finite = finite & is_finite(in.rollout);
+  }
+  if (c.kl) {
+    e = in.ref - in.log_prob;
+    finite = finite & is_finite(in.ref);
+  }
+  if (c.entropy) finite = finite & is_finite(in.entropy);
+  if (c.policy == kGspo) delta = in.sequence_log_ratio;
+  // Selected, not multiplied: what follows never sees an inactive value.
+  delta = select(in.active, delta, zero);
+  u = select(in.active, u, zero);
+  e = select(in.active, e, zero);
+  in.advantage = select(in.active, in.advantage, zero);
+  in.log_prob = select(in.active, in.log_prob, zero);
+  in.sequence_statistic = select(in.active, in.sequence_statistic, zero);
+  out.entropy = c.entropy ? select(in.active, in.entropy, zero) : zero;
+  out.nonfinite = in.active & !finite;
+
+  out.log_ratio = clamp(delta, v.log_ratio_low, v.log_ratio_high);
+  const Mask moves = !((delta < v.log_ratio_low) | (delta > v.log_ratio_high));
+  out.clamped = in.active & !moves;
+  const Exponential r = exponential(out.log_ratio);
+  out.ratio = r.exp;
+  out.k3 = r.k3;
+
+  PolicyTerm l = policy_term(c, v, in, r, moves, out);
+  out.correction = splat(1.0f);
+  out.log_correction = u;
+  out.correction_high = out.correction_low = out.rejected = in.active & (zero != 0.0f);
+  if (c.correction) {
+    out.correction = correction(c, v, in, u, out);
+    l.value = select(out.rejected, zero, out.correction * l.value);
+    l.grad = select(out.rejected, zero, out.correction * l.grad);
+  }
+  out.policy_term = in.weight * l.value;
+  out.term = out.policy_term;
+  VecF grad = in.weight * l.grad;
+
+  out.kl = zero;
+  if (c.kl) {
+    KlTerm k = kl_term(c, v, e);
+    if (c.kl_ratio) {
+      // The ratio carries gradient too: (r k)' = r (k + k'), and r (log p - ref) where unbiased.
+      const VecF both = c.kl_gradient == kPathwise ? select(moves, k.value, zero) + k.grad : k.grad;
+      k = {r.exp * k.value, r.exp * both};
+    }
+    out.kl = k.value;
+    out.term = out.term + in.kl_weight * (v.kl_coef * k.value);
+    grad = grad + in.kl_weight * (v.kl_coef * k.grad);
+  }
+  out.grad_entropy = zero;
+  if (c.entropy) {
+    out.term = out.term - in.weight * (v.entropy_coef * out.entropy);
+    out.grad_entropy = select(in.active, -(in.weight * v.entropy_coef), zero);
+  }
+  out.grad = select(in.active, grad, zero);
+  out.policy_term = select(in.active, out.policy_term, zero);
+  out.term = select(in.active, out.term, zero);
+  return out;
+}
+
+}  // namespace rlk

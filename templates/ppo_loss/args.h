@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ppo_loss's kernels, on the CPU and on CUDA, and their host code agree on. Included by
+// kernels, which have no other headers than templates.
+#pragma once
+
+#include "common/loss/options.h"
+
+namespace rlk {
+
+// Rows of PpoLossArgs::exact and of figures; the first three have kTermBits.
+enum PpoLossSum : int {
+  kSumLoss,
+  kSumPolicy,
+  kSumAbs,
+  kSumRatio,
+  kSumRatioSquared,
+  kSumLogRatio,
+  kSumK3,
+  kSumCorrection,
+  kSumCorrectionSquared,
+  kSumLogCorrection,
+  kSumKl,
+  kSumEntropy,
+  kNumSums,
+};
+constexpr int kNumTermSums = 3;
+
+enum PpoLossCount : int {
+  kCountActive,
+  kCountSequences,
+  kCountClipHigh,
+  kCountClipLow,
+  kCountDual,
+  kCountOutside,
+  kCountClamped,
+  kCountCorrectionHigh,
+  kCountCorrectionLow,
+  kCountRejected,
+  kCountNonfinite,
+  kNumCounts,
+};
+
+enum PpoLossExtreme : int { kRatioMax, kRatioMin, kLogCorrectionMax, kNumExtremes };
+
+// figures: the sums but the loss itself, the extremes, clip_ratio.
+constexpr int kNumFigures = kNumSums - 1 + kNumExtremes + 1;
+
+// What some of the tokens add up to.
+struct PpoLossPartial {
+  unsigned long long sum_low[kNumSums];
+  long long sum_high[kNumSums];
+  long long sum_special[kNumSums];
+  long long counts[kNumCounts];
+  float extremes[kNumExtremes];  // the minimum negated
+};
+
+// Every array is dense. Tokens of sequence i are [starts[i], starts[i + 1]), or
+// [i * length, (i + 1) * length) where starts is null.
+struct PpoLossArgs {
+  long long num_tokens, num_sequences, length;
+  const long long* starts;
+  const unsigned char* mask;  // or null: all are active
+  const float *log_probs, *old_log_probs;
+  const float* advantages;
+  long long advantage_is_of_sequence;                        // advantages: [num_sequences]
+  const float *rollout_log_probs, *ref_log_probs, *entropy;  // with their choices
+
+  LossChoices choices;  // read where the constant is -1
+  LossValues values;
+  LossReductions reductions;
+  const long long* group_starts;  // [num_groups + 1] sequences; null: group_size each
+  long long num_groups, group_size;
+  const float* weights;  // in place of reductions, or null
+  long long weight_is_of_sequence;
+
+  float* loss;
+  float* grad;          // [num_tokens]
+  float* grad_entropy;  // [num_tokens] or null
+  long long* counts;    // [kNumCounts]
+  float* figures;       // [kNumFigures]
+  long long* exact;     // [kNumSums][2]
+
+  // Between the steps, one value a sequence.
+  long long* sequence_tokens;
+  float *sequence_weight, *sequence_kl_weight;
+  float *sequence_log_ratio, *sequence_statistic;
+  // One an item of fwd_main.
+  PpoLossPartial* partials;
+  long long num_items;
+  const long long* items;  // CPU: [num_items + 1] first tokens; no item leaves its sequence
+  const long long* item_sequences;
+};
+
+// CUDA: makes an array dense, as kind.
+struct PpoLossPack {
+  enum Kind : int { kFloats, kBytes, kIntegers };  // fp32; a mask's 0 and 1; int64
+  const void* from;
+  void* to;
+  int type;  // a TypeCode of common/cuda/element.cuh
+  int to_kind;
+  long long rows, cols, row_stride, col_stride;
+};
+
+struct PpoLossBackwardArgs {
+  long long num_tokens;
+  const float* saved;     // derivative with respect to each token's value
+  const float* upstream;  // one number
+  void* grad;             // of type kX
+};
+
+// CPU entry points: items [begin, end).
+using PpoLossCpuStep = void (*)(const void* args, long long begin, long long end);
+
+}  // namespace rlk

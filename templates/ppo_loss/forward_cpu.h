@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// Entry points of ppo_loss's forward on the CPU; see kernel_cpu.cpp.
+#pragma once
+
+#include "common/cpu/convert.h"
+#include "common/cpu/exact_sum.h"
+#include "common/loss/token.h"
+#include "ppo_loss/choices.h"
+#include "ppo_loss/figures.h"
+
+namespace rlk {
+
+using Args = PpoLossArgs;
+
+using VecU8 = unsigned char __attribute__((ext_vector_type(RLK_VL)));
+RLK_INLINE Mask load_mask(const unsigned char* p, long long first, long long count) {
+  if (count >= kLanes) {
+    if (p == nullptr) return static_cast<Mask>(-1);
+    VecU8 x;
+    __builtin_memcpy_inline(&x, p + first, sizeof x);
+    return __builtin_convertvector(x, VecI) != 0;
+  }
+  Mask active = 0;
+#pragma clang loop unroll(disable)
+  for (long long i = 0; i < count; ++i) active[i] = p == nullptr || p[first + i] != 0 ? -1 : 0;
+  return active;
+}
+
+RLK_INLINE long long number_of(Mask mask) { return -__builtin_reduce_add(mask); }
+
+// Counts the active tokens of each sequence; sums what its log-ratio and correction need.
+extern "C" void rlk_ppo_loss_fwd_count(const void* args, long long begin, long long end) {
+  const Args& a = *static_cast<const Args*>(args);
+  const LossChoices c = choices(a);
+  const bool needs_ratio = c.policy == kGspo;
+  const bool needs_statistic = c.correction && c.level != kTokenLevel;
+#pragma clang loop unroll(disable)
+  for (long long i = begin; i < end; ++i) {
+    const long long first = start_of(a, i), last = start_of(a, i + 1);
+    long long n = 0;
+    ExactLanes<kTermBits> ratio, statistic;
+#pragma clang loop unroll(disable)
+    for (long long t = first; t < last; t += kLanes) {
+      const Mask active = load_mask(a.mask, t, last - t);
+      n += number_of(active);
+      if (!needs_ratio && !needs_statistic) continue;
+      const VecF old = load_some(a.old_log_probs + t, last - t);
+      if (needs_ratio) {
+        ratio.add(select(active, load_some(a.log_probs + t, last - t) - old, splat(0.0f)));
+      }
+      if (needs_statistic) {
+        const VecF u = old - load_some(a.rollout_log_probs + t, last - t);
+        statistic.add(select(active, u, splat(0.0f)));
+      }
+    }
+    ExactSum ratio_sum{}, statistic_sum{};
+    ratio.add_to(ratio_sum);
+    statistic.add_to(statistic_sum);
+    store_statistics(a, c, i, n, ratio_sum, statistic_sum);
+  }
+}
+
+// Weights of all sequences; one item.
+extern "C" void rlk_ppo_loss_fwd_weigh(const void* args, long long, long long) {
+  const Args& a = *static_cast<const Args*>(args);
+  LossCounts n{0, a.num_sequences, 0, a.num_groups};
+#pragma clang loop unroll(disable)
+  for (long long i = 0; i < a.num_sequences; ++i) {
+    n.tokens += a.sequence_tokens[i];
+    n.valid += a.sequence_tokens[i] > 0;
+  }
+  n = global_counts(a.reductions, n);
+#pragma clang loop unroll(disable)
+  for (long long g = 0; g < a.num_groups; ++g) {
+    const long long first = first_of_group(a, g), last = first_of_group(a, g + 1);
+    long long in_group = 0;
+#pragma clang loop unroll(disable)
+    for (long long i = first; i < last; ++i) in_group += a.sequence_tokens[i];
+#pragma clang loop unroll(disable)
+    for (long long i = first; i < last; ++i) weigh_sequence(a, n, i, in_group);
+  }
+}
+
+// What a range of tokens adds up to, lane by lane.
+struct Totals {
+  ExactLanes<kTermBits> term, policy, absolute;
+  ExactLanes<kMetricBits> ratio, ratio_squared, log_ratio, k3, correction, correction_squared,
+      log_correction, kl, entropy;
+  VecI counts[kNumCounts] = {};
+  VecF ratio_max = -__builtin_inff(), minus_ratio_min = -__builtin_inff(),
+       log_correction_max = 0.0f;
+
+  RLK_INLINE_MEMBER void add(const LossChoices& c, Mask active, const TokenResult& t) {
+    const VecF zero = splat(0.0f);
+    const auto of = [&](VecF x) __attribute__((always_inline)) { return select(active, x, zero); };
+    term.add(t.term);
+    absolute.add(magnitude(t.term));
+    if (c.kl || c.entropy) policy.add(t.policy_term);
+    ratio.add(of(t.ratio));
+    ratio_squared.add(of(t.ratio * t.ratio));
+    log_ratio.add(-t.log_ratio);
+    k3.add(t.k3);
+    if (c.correction) {
+      correction.add(of(t.correction));
+      correction_squared.add(of(t.correction * t.correction));
+      const VecF size = magnitude(t.log_correction);
+      log_correction.add(size);
+      log_correction_max = select(size > log_correction_max, size, log_correction_max);
+      counts[kCountCorrectionHigh] -= t.correction_high;
+      counts[kCountCorrectionLow] -= t.correction_low;
+      counts[kCountRejected] -= t.rejected;
+    }
+    if (c.kl) kl.add(t.kl);
+    if (c.entropy) entropy.add(t.entropy);
+    ratio_max = select(active & (t.ratio > ratio_max), t.ratio, ratio_max);
+    minus_ratio_min = select(active & (-t.ratio > minus_ratio_min), -t.ratio, minus_ratio_min);
+    counts[kCountActive] -= active;
+    counts[kCountClipHigh] -= t.clip_high;
+    counts[kCountClipLow] -= t.clip_low;
+    counts[kCountOutside] -= t.outside;
+    counts[kCountClamped] -= t.clamped;
+    counts[kCountNonfinite] -= t.nonfinite;
+    if (c.dual_clip) counts[kCountDual] -= t.dual;
+  }
+};
+
+template <int kBits>
+RLK_INLINE void store_sum(PpoLossPartial& to, int row, const ExactLanes<kBits>& lanes) {
+  ExactSum sum{};
+  lanes.add_to(sum);
+  to.sum_low[row] = sum.low;
+  to.sum_high[row] = sum.high;
+  to.sum_special[row] = sum.special;
+}
+
+RLK_INLINE void store_totals(PpoLossPartial& to, const LossChoices& c, const Totals& totals) {
+  store_sum(to, kSumLoss, totals.term);
+  store_sum(to, kSumPolicy, c.kl || c.entropy ? totals.policy : totals.term);
+  store_sum(to, kSumAbs, totals.absolute);
+  store_sum(to, kSumRatio, totals.ratio);
+  store_sum(to, kSumRatioSquared, totals.ratio_squared);
+  store_sum(to, kSumLogRatio, totals.log_ratio);
+  store_sum(to, kSumK3, totals.k3);
+  store_sum(to, kSumCorrection, totals.correction);
+  store_sum(to, kSumCorrectionSquared, totals.correction_squared);
+  store_sum(to, kSumLogCorrection, totals.log_correction);
+  store_sum(to, kSumKl, totals.kl);
+  store_sum(to, kSumEntropy, totals.entropy);
+#pragma clang loop unroll(disable)
+  for (int i = 0; i < kNumCounts; ++i) to.counts[i] = __builtin_reduce_add(totals.counts[i]);
+  to.extremes[kRatioMax] = __builtin_reduce_max(totals.ratio_max);
+  to.extremes[kRatioMin] = __builtin_reduce_max(totals.minus_ratio_min);
+  to.extremes[kLogCorrectionMax] = __builtin_reduce_max(totals.log_correction_max);
+}
+
+extern "C" void rlk_ppo_loss_fwd_main(const void* args, long long begin, long long end) {
+  const Args& a = *static_cast<const Args*>(args);
+  const LossChoices c = choices(a);
+  const LossValues v = a.values;
+#pragma clang loop unroll(disable)
+  for (long long item = begin; item < end; ++item) {
+    const long long i = a.item_sequences[item];
+    const bool has_token_weights = a.weights && !a.weight_is_of_sequence;
+    TokenInput in;
+    in.rollout = in.ref = in.entropy = splat(0.0f);
+    in.advantage = a.advantage_is_of_sequence ? splat(a.advantages[i]) : splat(0.0f);
+    in.weight = splat(a.sequence_weight[i]);
+    in.kl_weight = splat(a.sequence_kl_weight[i]);
+    in.sequence_log_ratio = splat(a.sequence_log_ratio[i]);
+    in.sequence_statistic = splat(a.sequence_statistic[i]);
+    Totals totals;
+    const long long last = a.items[item + 1];
+#pragma clang loop unroll(disable)
+    for (long long t = a.items[item]; t < last; t += kLanes) {
+      const long long count = last - t;
+      in.active = load_mask(a.mask, t, count);
+      in.log_prob = load_some(a.log_probs + t, count);
+      in.old = load_some(a.old_log_probs + t, count);
+      if (!a.advantage_is_of_sequence) in.advantage = load_some(a.advantages + t, count);
+      if (c.correction) in.rollout = load_some(a.rollout_log_probs + t, count);
+      if (c.kl) in.ref = load_some(a.ref_log_probs + t, count);
+      if (c.entropy) in.entropy = load_some(a.entropy + t, count);
+      if (has_token_weights) {
+        in.weight = in.kl_weight = select(in.active, load_some(a.weights + t, count), splat(0.0f));
+      }
+      const TokenResult result = token_loss(c, v, in);
+      totals.add(c, in.active, result);
+      if (a.grad) store_some(a.grad + t, result.grad, count);
+      if (a.grad_entropy) store_some(a.grad_entropy + t, result.grad_entropy, count);
+    }
+    store_totals(a.partials[item], c, totals);
+  }
+}
+
+// The loss and its metrics; one item.
+extern "C" void rlk_ppo_loss_fwd_finish(const void* args, long long, long long) {
+  const Args& a = *static_cast<const Args*>(args);
+  long long counts[kNumCounts] = {};
+  float extremes[kNumExtremes] = {-__builtin_inff(), -__builtin_inff(), 0.0f};
+#pragma clang loop unroll(disable)
+  for (long long item = 0; item < a.num_items; ++item) {
+    const PpoLossPartial& partial = a.partials[item];
+#pragma clang loop unroll(disable)
+    for (int i = 0; i < kNumCounts; ++i) counts[i] += partial.counts[i];
+#pragma clang loop unroll(disable)
+    for (int i = 0; i < kNumExtremes; ++i) {
+      extremes[i] = partial.extremes[i] > extremes[i] ? partial.extremes[i] : extremes[i];
+    }
+  }
+#pragma clang loop unroll(disable)
+  for (long long i = 0; i < a.num_sequences; ++i)
+    counts[kCountSequences] += a.sequence_tokens[i] > 0;
+#pragma clang loop unroll(disable)
+  for (int row = 0; row < kNumSums; ++row) {
+    ExactSum sum{};
+#pragma clang loop unroll(disable)
+    for (long long item = 0; item < a.num_items; ++item) {
+      const PpoLossPartial& p = a.partials[item];
+      add(sum, {p.sum_low[row], p.sum_high[row], p.sum_special[row]});
+    }
+    store_exact(a.exact + 2 * row, sum);
+    const float value = exact_value(sum, row < kNumTermSums ? kTermBits : kMetricBits);
+    (row == 0 ? *a.loss : a.figures[row - 1]) = value;
+  }
+  finish_figures(counts, extremes, a.counts, a.figures);
+}
+
+}  // namespace rlk

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Entry points of ppo_loss, and the arguments that both backends share.
+#include "templates/ppo_loss/launch.hpp"
+
+#include "templates/ppo_loss/op.hpp"
+
+#include <algorithm>
+
+namespace rlk {
+namespace {
+
+constexpr const char* k_cpu_fwd[] = {"rlk_ppo_loss_fwd_count", "rlk_ppo_loss_fwd_weigh",
+                                     "rlk_ppo_loss_fwd_main", "rlk_ppo_loss_fwd_finish"};
+constexpr const char* k_cuda_fwd[] = {"rlk_ppo_loss_fwd_pack", "rlk_ppo_loss_fwd_count",
+                                      "rlk_ppo_loss_fwd_weigh", "rlk_ppo_loss_fwd_main",
+                                      "rlk_ppo_loss_fwd_finish"};
+constexpr const char* k_bwd[] = {"rlk_ppo_loss_bwd_main"};
+
+}  // namespace
+
+std::span<const char* const> ppo_loss_entries(jit::Pass pass, Backend backend) {
+  if (pass == jit::Pass::bwd) return k_bwd;
+  if (backend == Backend::cuda) return k_cuda_fwd;
+  return k_cpu_fwd;
+}
+
+PpoLossArgs ppo_loss_sizes(const PpoLossCall& call) {
+  PpoLossArgs args{};
+  args.num_tokens = call.log_probs.num_elements();
+  args.num_sequences = call.num_sequences();
+  args.length = call.log_probs.rank == 2 ? call.log_probs.shape[1] : args.num_tokens;
+  const auto is_of_sequence = [&](const Tensor& tensor) {
+    return tensor.present() && !std::ranges::equal(tensor.dims(), call.log_probs.dims());
+  };
+  args.advantage_is_of_sequence = is_of_sequence(call.advantages);
+  args.weight_is_of_sequence = is_of_sequence(call.weights);
+  args.choices = call.choices;
+  args.values = call.values;
+  const auto global = [](const GlobalCount& count) {
+    return LossGlobal{
+        count.tensor.present() ? static_cast<const long long*>(count.tensor.data) : nullptr,
+        count.value};
+  };
+  args.reductions = {call.reduction,
+                     call.kl_reduction,
+                     call.length,
+                     global(call.global_tokens),
+                     global(call.global_sequences),
+                     global(call.global_groups)};
+  // Without groups each sequence is one.
+  args.group_size = call.group_size > 0 ? call.group_size : 1;
+  args.num_groups = call.group_starts.present() ? call.group_starts.shape[0] - 1
+                                                : args.num_sequences / args.group_size;
+  return args;
+}
+
+void launch_ppo_loss(const LoadedKernel& kernel, const jit::OpCall& base,
+                     const jit::LaunchSettings&) {
+  const auto& call = static_cast<const PpoLossCall&>(base);
+  backend(kernel.target) == Backend::cuda ? launch_ppo_loss_cuda(kernel, call)
+                                          : launch_ppo_loss_cpu(kernel, call);
+}
+
+}  // namespace rlk

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the steps of a CPU kernel of ppo_loss over the pool. How tokens are cut into items shows
+// nowhere in the results.
+#include "runtime/error.hpp"
+#include "runtime/thread_pool.hpp"
+#include "templates/common/cpu_steps.hpp"
+#include "templates/common/dense.hpp"
+#include "templates/ppo_loss/launch.hpp"
+#include "templates/ppo_loss/op.hpp"
+
+#include <algorithm>
+
+namespace rlk {
+namespace {
+
+using runtime::ThreadPool;
+using templates::Dense;
+
+constexpr long long k_item_tokens = 4096;     // of a main step
+constexpr long long k_inline_tokens = 16384;  // below, the caller's thread does all
+
+void run(const LoadedKernel& kernel, int entry, const void* args, long long items,
+         long long tokens) {
+  const auto step = reinterpret_cast<PpoLossCpuStep>(kernel.entries[static_cast<size_t>(entry)]);
+  if (items == 0) return;
+  if (tokens <= k_inline_tokens) {
+    const templates::DefaultFloatMode mode;
+    step(args, 0, items);
+    return;
+  }
+  const long long grain = std::max<long long>(1, items * k_item_tokens / tokens);
+  const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+    const templates::DefaultFloatMode mode;
+    step(args, begin, end);
+  };
+  ThreadPool::instance().run(items, grain, body);
+}
+
+// Boundaries of sequences or groups: from 0 to `end`; `least` is the smallest step allowed.
+void expect_boundaries(const Dense<long long>& starts, const char* argument, long long end,
+                       long long least) {
+  if (starts.data == nullptr) return;
+  const auto& values = starts.copy;
+  if (values.front() != 0) {
+    throw InvalidArgument("ppo_loss: {}: expected to start at 0, got {}", argument, values.front());
+  }
+  if (values.back() != end) {
+    throw InvalidArgument("ppo_loss: {}: expected to end at {}, got {}", argument, end,
+                          values.back());
+  }
+  for (std::size_t i = 1; i < values.size(); ++i) {
+    if (values[i] - values[i - 1] >= least) continue;
+    throw InvalidArgument("ppo_loss: {}: expected {}, got {} after {}", argument,
+                          least > 0 ? "to increase" : "not to decrease", values[i], values[i - 1]);
+  }
+}
+
+float* floats(const Tensor& tensor) {
+  return tensor.present() ? static_cast<float*>(tensor.data) : nullptr;
+}
+
+void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
+  PpoLossArgs args = ppo_loss_sizes(call);
+  const auto starts = templates::dense_integers(call.cu_seqlens);
+  const auto group_starts = templates::dense_integers(call.group_starts);
+  expect_boundaries(starts, "cu_seqlens", args.num_tokens, 0);
+  expect_boundaries(group_starts, "group_boundaries", args.num_sequences, 1);
+  const auto mask = templates::dense_mask(call.mask, "ppo_loss: loss_mask");
+  const auto log_probs = templates::dense_floats(call.log_probs);
+  const auto old_log_probs = templates::dense_floats(call.old_log_probs);
+  const auto advantages = templates::dense_floats(call.advantages);
+  const auto weights = templates::dense_floats(call.weights);
+  Dense<float> rollout, ref, entropy;
+  if (call.choices.correction != kNoCorrection) {
+    rollout = templates::dense_floats(call.rollout_log_probs);
+  }
+  if (call.choices.kl != kNoKl) ref = templates::dense_floats(call.ref_log_probs);
+  if (call.choices.entropy != 0) entropy = templates::dense_floats(call.entropy);
+  args.starts = starts.data;
+  args.group_starts = group_starts.data;
+  args.mask = mask.data;
+  args.log_probs = log_probs.data;
+  args.old_log_probs = old_log_probs.data;
+  args.advantages = advantages.data;
+  args.weights = weights.data;
+  args.rollout_log_probs = rollout.data;
+  args.ref_log_probs = ref.data;
+  args.entropy = entropy.data;
+  args.loss = floats(call.loss);
+  args.grad = floats(call.grad);
+  args.grad_entropy = floats(call.grad_entropy);
+  args.counts = static_cast<long long*>(call.counts.data);
+  args.figures = floats(call.figures);
+  args.exact = static_cast<long long*>(call.exact.data);
+
+  const auto sequences = static_cast<std::size_t>(args.num_sequences);
+  std::vector<long long> tokens(sequences), items{0}, item_sequences;
+  std::vector<float> values(4 * sequences);
+  args.sequence_tokens = tokens.data();
+  args.sequence_weight = values.data();
+  args.sequence_kl_weight = values.data() + sequences;
+  args.sequence_log_ratio = values.data() + 2 * sequences;
+  args.sequence_statistic = values.data() + 3 * sequences;
+  for (long long i = 0; i < args.num_sequences; ++i) {
+    const long long last = starts.data ? starts.data[i + 1] : (i + 1) * args.length;
+    while (items.back() < last) {
+      items.push_back(std::min(items.back() + k_item_tokens, last));
+      item_sequences.push_back(i);
+    }
+  }
+  std::vector<PpoLossPartial> partials(item_sequences.size());
+  args.items = items.data();
+  args.item_sequences = item_sequences.data();
+  args.num_items = static_cast<long long>(item_sequences.size());
+  args.partials = partials.data();
+
+  const bool reads_tokens = args.choices.policy == kGspo || args.choices.level != kTokenLevel;
+  run(kernel, 0, &args, args.num_sequences, reads_tokens ? args.num_tokens : args.num_tokens / 16);
+  run(kernel, 1, &args, 1, 0);
+  run(kernel, 2, &args, args.num_items, args.num_tokens);
+  run(kernel, 3, &args, 1, 0);
+}
+
+void launch_bwd(const LoadedKernel& kernel, const PpoLossCall& call) {
+  const auto saved = templates::dense_floats(call.saved);
+  const PpoLossBackwardArgs args{call.saved.num_elements(), saved.data, floats(call.upstream),
+                                 call.gradient.data};
+  run(kernel, 0, &args, args.num_tokens, args.num_tokens / 4);
+}
+
+}  // namespace
+
+void launch_ppo_loss_cpu(const LoadedKernel& kernel, const PpoLossCall& call) {
+  call.pass == jit::Pass::fwd ? launch_fwd(kernel, call) : launch_bwd(kernel, call);
+}
+
+}  // namespace rlk

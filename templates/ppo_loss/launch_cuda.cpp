@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// The launch sequence of ppo_loss's kernel.cuh. Grids and copies show nowhere in the results.
+#include "runtime/cuda/cuda_loader.hpp"
+#include "templates/common/cuda_memory.hpp"
+#include "templates/common/device_errors.hpp"
+#include "templates/ppo_loss/launch.hpp"
+#include "templates/ppo_loss/op.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace rlk {
+namespace {
+
+using namespace runtime::cuda;
+
+enum Step { k_pack, k_count, k_weigh, k_main, k_finish };
+
+// All blocks of the main step run at once, and the last step reads few partials.
+constexpr Int64 k_most_items = 512;
+constexpr Int64 k_most_blocks = 4096;
+
+template <class Args>
+void launch(const LoadedKernel& kernel, const PpoLossCall& call, int step, Int64 blocks,
+            int threads, const Args& args) {
+  if (blocks == 0) return;
+  void* arguments[] = {const_cast<Args*>(&args)};
+  entry(kernel, step)
+      .launch(call.device.index, static_cast<Stream>(call.stream),
+              {{static_cast<unsigned>(blocks)}, {static_cast<unsigned>(threads)}, 0}, arguments);
+}
+
+// The arguments of a forward, with the copies that make arrays dense.
+class Plan {
+ public:
+  Plan(Arena& arena, const PpoLossCall& call) : arena_(arena), args_(ppo_loss_sizes(call)) {
+    args_.starts = integers(call.cu_seqlens);
+    args_.group_starts = integers(call.group_starts);
+    args_.mask = mask(call.mask);
+    args_.log_probs = floats(call.log_probs);
+    args_.old_log_probs = floats(call.old_log_probs);
+    args_.advantages = floats(call.advantages);
+    args_.weights = floats(call.weights);
+    if (call.choices.correction != kNoCorrection) {
+      args_.rollout_log_probs = floats(call.rollout_log_probs);
+    }
+    if (call.choices.kl != kNoKl) args_.ref_log_probs = floats(call.ref_log_probs);
+    if (call.choices.entropy != 0) args_.entropy = floats(call.entropy);
+    args_.loss = output<float>(call.loss);
+    args_.grad = output<float>(call.grad);
+    args_.grad_entropy = output<float>(call.grad_entropy);
+    args_.counts = output<long long>(call.counts);
+    args_.figures = output<float>(call.figures);
+    args_.exact = output<long long>(call.exact);
+    const Int64 sequences = args_.num_sequences;
+    args_.sequence_tokens = arena_.take<long long>(sequences);
+    args_.sequence_weight = arena_.take<float>(sequences);
+    args_.sequence_kl_weight = arena_.take<float>(sequences);
+    args_.sequence_log_ratio = arena_.take<float>(sequences);
+    args_.sequence_statistic = arena_.take<float>(sequences);
+    args_.num_items = std::min(ceil_div(args_.num_tokens, 256), k_most_items);
+    args_.partials = arena_.take<PpoLossPartial>(std::max<Int64>(args_.num_items, 1));
+  }
+
+  const PpoLossArgs& args() const { return args_; }
+  std::span<const PpoLossPack> packs() const { return {packs_.data(), num_packs_}; }
+
+ private:
+  template <class T>
+  static T* output(const Tensor& tensor) {
+    return tensor.present() ? static_cast<T*>(tensor.data) : nullptr;
+  }
+
+  template <class T>
+  const T* dense(const Tensor& tensor, bool fits, PpoLossPack::Kind kind) {
+    if (!tensor.present()) return nullptr;
+    const Int64 count = tensor.num_elements();
+    if (fits && (count <= 1 || flat_stride(tensor.dims(), tensor.steps()) == 1)) {
+      return static_cast<const T*>(tensor.data);
+    }
+    T* const to = arena_.take<T>(count);
+    const bool is_matrix = tensor.rank == 2;
+    const Int64 rows = is_matrix ? tensor.shape[0] : 1;
+    const Int64 cols = tensor.rank == 0 ? 1 : tensor.shape[tensor.rank - 1];
+    packs_.at(num_packs_++) = {tensor.data,
+                               to,
+                               cuda_type(tensor.dtype),
+                               kind,
+                               rows,
+                               cols,
+                               is_matrix ? tensor.strides[0] : 0,
+                               tensor.rank == 0 ? 0 : tensor.strides[tensor.rank - 1]};
+    return to;
+  }
+  const float* floats(const Tensor& tensor) {
+    return dense<float>(tensor, tensor.dtype == DType::f32, PpoLossPack::kFloats);
+  }
+  const long long* integers(const Tensor& tensor) {
+    return dense<long long>(tensor, tensor.dtype == DType::i64, PpoLossPack::kIntegers);
+  }
+  const unsigned char* mask(const Tensor& tensor) {
+    const bool is_bytes = tensor.present() && size_bytes(tensor.dtype) == 1;
+    return dense<unsigned char>(tensor, is_bytes, PpoLossPack::kBytes);
+  }
+
+  Arena& arena_;
+  PpoLossArgs args_;
+  std::array<PpoLossPack, 10> packs_{};
+  std::size_t num_packs_ = 0;
+};
+
+void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
+  Arena sizes(nullptr);
+  const Plan counted(sizes, call);
+  Arena memory(call.workspace->allocate(sizes.bytes()));
+  const Plan plan(memory, call);
+  const PpoLossArgs& args = plan.args();
+  for (const PpoLossPack& pack : plan.packs()) {
+    launch(kernel, call, k_pack, std::min(ceil_div(pack.rows * pack.cols, 256), k_most_blocks), 256,
+           pack);
+  }
+  launch(kernel, call, k_count, std::min<Int64>(args.num_sequences, 65535), 512, args);
+  launch(kernel, call, k_weigh, 1, 1024, args);
+  launch(kernel, call, k_main, args.num_items, 256, args);
+  launch(kernel, call, k_finish, 1, 1024, args);
+}
+
+void launch_bwd(const LoadedKernel& kernel, const PpoLossCall& call) {
+  const PpoLossBackwardArgs args{call.saved.num_elements(),
+                                 static_cast<const float*>(call.saved.data),
+                                 static_cast<const float*>(call.upstream.data), call.gradient.data};
+  launch(kernel, call, 0, std::min(ceil_div(args.num_tokens, 1024), k_most_blocks), 256, args);
+}
+
+}  // namespace
+
+void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call) {
+  templates::raise_device_error(
+      templates::device_error(entry(kernel, 0).driver(), call.device.index));
+  call.pass == jit::Pass::fwd ? launch_fwd(kernel, call) : launch_bwd(kernel, call);
+}
+
+}  // namespace rlk

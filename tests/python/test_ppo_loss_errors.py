@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ppo_loss refuses, and that each option that is on matters."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from losses import FLOAT, Batch, batch, same
+
+import rlk
+from rlk.losses import DIALECTS, Rules
+
+pytestmark = pytest.mark.usefixtures("generic")
+
+STARTS = np.array([0, 3, 6])
+
+
+def refused(match: str, b: Batch | None = None, **options):
+    with pytest.raises(rlk.InvalidArgument, match=match):
+        (b or batch()).loss(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dialect", "verl2"),
+        ("policy_loss", "grpo"),
+        ("loss_reduction", "mean"),
+        ("kl_estimator", "k4"),
+        ("kl_gradient", "biased"),
+        ("kl_weight", "two"),
+        ("kl_reduction", "mean"),
+        ("tis_mode", "clip"),
+        ("tis_level", "batch"),
+        ("tis_overflow", "nan"),
+        ("cispo_bounds", "2+eps"),
+    ],
+)
+def test_unknown_words(name, value):
+    refused(f"^ppo_loss: {name}: expected .*got '{re.escape(value)}'", **{name: value})
+
+
+def test_unknown_options():
+    """RLinf 316: nothing is swallowed."""
+    with pytest.raises(TypeError, match="clip_ratio"):
+        batch().loss(clip_ratio=0.2)
+
+
+@pytest.mark.parametrize("policy", ["gspo", "cispo", "sapo", "gpg"])
+def test_dual_clip_is_of_ppo(policy):
+    refused("use_dual_clip: expected False", policy_loss=policy, use_dual_clip=True)
+    batch().loss(policy_loss=policy, dialect="verl")  # whose default it is
+
+
+def test_contradictions():
+    refused("loss_reduction: .*gspo", policy_loss="gspo", loss_reduction="token_sum")
+    refused("kl_weight", policy_loss="gspo", kl_coef=0.1, kl_weight="ratio")
+    refused("group_boundaries", group_boundaries=STARTS, samples_per_prompt=2)
+    weights = np.ones(6, FLOAT)
+    refused("loss_weights", loss_weights=weights, loss_reduction="token_mean")
+    plain = batch().but(others={})
+    refused("rollout_logprobs: expected a tensor with use_tis", plain, use_tis=True)
+    refused("ref_log_probs: expected a tensor with kl_coef", plain, kl_coef=0.1)
+    refused("entropy: expected a tensor with entropy_coef", plain, entropy_coef=0.1)
+    for reduction in ("seq_mean_token_sum_norm", "token_sum_over_L"):
+        refused("max_seq_len: expected a number", loss_reduction=reduction)
+    for reduction in ("prompt_mean", "rollout_mean"):
+        refused("samples_per_prompt: expected a number", loss_reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("eps_clip_low", -0.1),
+        ("eps_clip_low", 1.5),
+        ("eps_clip_high", float("nan")),
+        ("eps_clip_high", "0.2"),
+        ("clip_ratio_c", 0.5),
+        ("tis_imp_ratio_floor", 11.0),
+        ("kl_clamp", -1.0),
+        ("log_ratio_clamp", 0.0),
+        ("log_ratio_clamp", (1.0, -1.0)),
+        ("use_dual_clip", 1),
+        ("max_seq_len", 0),
+        ("samples_per_prompt", 0),
+        ("samples_per_prompt", 4),
+        ("global_tokens", 0),
+    ],
+)
+def test_numbers(name, value):
+    refused(f"^ppo_loss: {name}: expected", **{name: value})
+
+
+def test_arrays_where_numbers_belong():
+    refused("options: expected numbers", eps_clip_low=np.zeros(3))
+
+
+def test_shapes_and_dtypes():
+    b = batch()
+    refused("log_probs: expected a tensor, got None", b.but(log_probs=None))
+    refused(r"log_probs: expected shape \[B, T\]", b.but(log_probs=b.log_probs[None]))
+    refused(r"old_log_probs: expected shape \[6, 37\]", b.but(old=b.old[:, 1:]))
+    refused(r"advantages: expected shape \[6, 37\] or \[6\]", b.but(advantages=np.ones(37, FLOAT)))
+    refused("loss_mask: expected shape", b.but(mask=b.mask[0]))
+    refused("log_probs: expected a floating dtype", b.but(log_probs=b.mask))
+    refused("loss_mask: expected 0 or 1, got 2", b.but(mask=b.mask * 2.0))
+    refused("loss_mask: expected 0 or 1, got 3", b.but(mask=b.mask * np.int8(3)))
+    refused("ref_log_probs: expected shape", b.with_others(ref_log_probs=b.old[0]), kl_coef=1.0)
+    refused(r"log_probs: expected shape \[N\]", b, cu_seqlens=np.array([0, 222]))
+
+
+def test_boundaries():
+    b = Batch(*(np.zeros(6, FLOAT) for _ in range(3)))
+    for starts, why in (
+        ([1, 6], "start at 0, got 1"),
+        ([0, 5], "end at 6, got 5"),
+        ([0, 4, 3, 6], "not to decrease"),
+        ([0.0, 6.0], "integer"),
+    ):
+        refused(f"cu_seqlens: expected .*{why}", b, cu_seqlens=np.array(starts))
+    packed = b.with_others(cu_seqlens=np.array([0, 2, 4, 6]))
+    for groups, why in (
+        ([0, 1, 1, 3], "to increase"),
+        ([1, 3], "start at 0"),
+        ([0, 2], "end at 3"),
+    ):
+        options = {"loss_reduction": "prompt_mean", "group_boundaries": np.array(groups)}
+        refused(f"group_boundaries: expected .*{why}", packed, **options)
+
+
+# A value of each option that must show, and what switches the option on.
+NEEDS_TIS = {"use_tis": True, "tis_imp_ratio_cap": 1.2, "tis_imp_ratio_floor": 0.8}
+NEEDS_KL = {"kl_coef": 0.3}
+LIVE = {
+    "policy_loss": ("gpg", {}),
+    "loss_reduction": ("sequence_mean", {}),
+    "eps_clip_low": (0.1, {}),
+    "eps_clip_high": (1.5, {}),
+    "use_dual_clip": (True, {}),
+    "clip_ratio_c": (1.5, {"use_dual_clip": True}),
+    "cispo_bounds": ("eps", {"policy_loss": "cispo"}),
+    "sapo_tau_pos": (2.0, {"policy_loss": "sapo"}),
+    "sapo_tau_neg": (2.0, {"policy_loss": "sapo"}),
+    "log_ratio_clamp": (0.1, {}),
+    "gspo_log_ratio_clamp": (0.001, {"policy_loss": "gspo"}),
+    "use_tis": (True, {}),
+    "tis_mode": ("mask", NEEDS_TIS),
+    "tis_level": ("sequence", NEEDS_TIS),
+    "tis_imp_ratio_cap": (1.5, {"use_tis": True}),
+    "tis_imp_ratio_floor": (0.9, {"use_tis": True}),
+    "tis_log_clamp": (0.1, {"use_tis": True}),
+    "tis_overflow": ("zero", {"use_tis": True}),
+    "kl_coef": (0.3, {}),
+    "kl_estimator": ("k1", NEEDS_KL),
+    "kl_gradient": ("unbiased", NEEDS_KL),
+    "kl_weight": ("ratio", NEEDS_KL),
+    "kl_clamp": (0.5, NEEDS_KL),
+    "kl_output_clamp": (0.1, NEEDS_KL),
+    "kl_reduction": ("token_sum", NEEDS_KL),
+    "entropy_coef": (0.1, {}),
+}
+CALL = {  # options that are no rule
+    "max_seq_len": (40, {"loss_reduction": "token_sum_over_L", "max_seq_len": 30}),
+    "samples_per_prompt": (3, {"loss_reduction": "prompt_mean", "samples_per_prompt": 2}),
+    "group_boundaries": (STARTS, {"loss_reduction": "prompt_mean", "samples_per_prompt": 1}),
+    "global_tokens": (500, {}),
+    "global_sequences": (8, {"loss_reduction": "sequence_mean"}),
+    "global_groups": (9, {"loss_reduction": "prompt_mean", "samples_per_prompt": 2}),
+    "loss_weights": (np.full(6, 0.5, FLOAT), {}),
+}
+
+
+def test_the_lists_of_live_options_are_complete():
+    """slime 2247."""
+    import inspect
+
+    from rlk._ppo_loss import make_call
+
+    rules = {f.name for f in dataclasses.fields(Rules)} - {"reduction_of", "reduction_names"}
+    assert set(LIVE) == rules
+    parameters = set(inspect.signature(make_call).parameters)
+    tensors = {"rollout_logprobs", "ref_log_probs", "entropy", "cu_seqlens", "dialect"}
+    operands = {"log_probs", "old_log_probs", "advantages", "loss_mask"}
+    assert parameters == rules | set(CALL) | tensors | operands
+
+
+@pytest.mark.parametrize("name", [*LIVE, *CALL])
+def test_every_option_that_is_on_matters(name):
+    """slime 2247, SkyRL 546, verl 3237, verl 3245."""
+    value, switch = (LIVE | CALL)[name]
+    b = batch(spread=1.0, seed=4)
+    if name == "tis_overflow":
+        far = b.others["rollout_logprobs"].copy()
+        far[b.mask] -= 150
+        b = b.with_others(rollout_logprobs=far)
+    before = {
+        k: v for k, v in switch.items() if k != "samples_per_prompt" or name != "group_boundaries"
+    }
+    after = {**before, name: value}
+    if name == "group_boundaries":
+        before["samples_per_prompt"] = 1
+    changed = not same(b.grads(**before).log_probs, b.grads(**after).log_probs)
+    assert changed or name == "entropy_coef"
+    assert not same(b.loss(**before).loss, b.loss(**after).loss) or name == "kl_gradient"
+
+
+@pytest.mark.parametrize("name", [n for n, (_, switch) in LIVE.items() if n.startswith("tis_")])
+def test_what_is_off_is_accepted_and_does_nothing(name):
+    b = batch()
+    assert same(b.loss(**{name: LIVE[name][0]}).loss, b.loss().loss)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_tis_acts_on_every_loss_of_every_dialect(dialect):
+    """SkyRL 546."""
+    b = batch()
+    for policy in ("ppo", "gspo", "cispo", "sapo", "gpg"):
+        options = {"dialect": dialect, "policy_loss": policy}
+        assert not same(b.loss(use_tis=True, **options).loss, b.loss(**options).loss)

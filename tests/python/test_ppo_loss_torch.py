@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ppo_loss on torch tensors: autograd, metrics, modes."""
+
+import numpy as np
+import pytest
+from losses import Batch, batch, same, same_metrics
+
+import rlk
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = pytest.mark.usefixtures("generic")
+
+ALL_ON = {"use_dual_clip": True, "use_tis": True, "kl_coef": 0.1, "entropy_coef": 0.02}
+
+
+def tensors(b: Batch, dtype: str = "float32") -> Batch:
+    """Copies; log_probs and entropy ask for a gradient."""
+
+    def make(x):
+        return torch.tensor(x).to(getattr(torch, dtype))
+
+    others = {name: make(x) for name, x in b.others.items()}
+    others["entropy"].requires_grad_()
+    arrays = [make(x) for x in (b.log_probs, b.old, b.advantages)]
+    arrays[0].requires_grad_()
+    return Batch(*arrays, torch.tensor(b.mask), others)
+
+
+def test_autograd_gives_the_gradients_of_backward():
+    b = batch()
+    t = tensors(b)
+    got, want = t.loss(**ALL_ON), b.loss(**ALL_ON)
+    assert got.loss.requires_grad
+    assert same(got.loss.detach(), want.loss)
+    assert same_metrics(got.metrics, want.metrics)
+    assert not any(m.requires_grad for m in got.metrics)
+    assert all(m.shape == () for m in got.metrics[:-1])
+    (got.loss * 2.5).backward()
+    grads = b.grads(2.5, **ALL_ON)
+    assert same(t.log_probs.grad, grads.log_probs)
+    assert same(t.others["entropy"].grad, grads.entropy)
+
+
+def test_a_second_backward_is_the_same():
+    t = tensors(batch())
+    loss = t.loss().loss
+    loss.backward(retain_graph=True)
+    first = t.log_probs.grad.clone()
+    t.log_probs.grad = None
+    loss.backward()
+    assert torch.equal(first, t.log_probs.grad)
+
+
+def test_a_second_derivative_is_refused():
+    t = tensors(batch())
+    (grad,) = torch.autograd.grad(t.loss().loss, t.log_probs, create_graph=True)
+    with pytest.raises(rlk.Unsupported, match="second"):
+        grad.sum().backward()
+
+
+def test_no_grad_and_inference_mode():
+    t = tensors(batch())
+    want = t.loss().loss.detach()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            got = t.loss()
+        assert not got.loss.requires_grad
+        assert torch.equal(got.loss, want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_the_gradient_has_the_dtype_of_log_probs(dtype):
+    t = tensors(batch(), dtype)
+    got = t.loss()
+    assert got.loss.dtype == torch.float32
+    got.loss.backward()
+    assert t.log_probs.grad.dtype == getattr(torch, dtype)
+
+
+def test_only_entropy_needs_a_gradient():
+    t = tensors(batch())
+    t = t.but(log_probs=t.log_probs.detach())
+    t.loss(**ALL_ON).loss.backward()
+    assert t.others["entropy"].grad.abs().sum() > 0
+
+
+def test_against_autograd():
+    """Liger 1082, 1088, 1202: the same formula written in torch, in float64."""
+    b = batch(spread=0.4)
+    lp = torch.tensor(b.log_probs, dtype=torch.float64, requires_grad=True)
+    old, a = (torch.tensor(x, dtype=torch.float64) for x in (b.old, b.advantages))
+    m = torch.tensor(b.mask)
+    for c, eps in ((3.0, 0.2), (1.5, 0.1)):
+        delta = torch.where(m, lp - old, 0.0).clamp(-20, 20)
+        ratio = delta.exp()
+        loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - eps, 1 + eps))
+        loss = torch.where(a < 0, torch.minimum(loss, -a * c), loss)
+        (want,) = torch.autograd.grad((loss * m).sum() / m.sum(), lp)
+        options = {"use_dual_clip": True, "clip_ratio_c": c}
+        grads = b.grads(eps_clip_low=eps, eps_clip_high=eps, **options)
+        np.testing.assert_allclose(grads.log_probs, want, rtol=2e-5, atol=1e-9)
+
+
+def test_strided_and_expanded_tensors():
+    """torchtitan 3629."""
+    b = batch()
+    t = tensors(b)
+    wide = t.advantages[:, :1].expand(6, 37)
+    got = t.but(advantages=wide).loss().loss
+    want = t.but(advantages=wide.contiguous()).loss().loss
+    assert torch.equal(got, want)
+    turned = t.but(log_probs=t.log_probs.detach().T.contiguous().T.requires_grad_())
+    turned.loss().loss.backward()
+    t.loss().loss.backward()
+    assert torch.equal(turned.log_probs.grad, t.log_probs.grad)
+
+
+def test_global_counts_as_tensors():
+    t = tensors(batch())
+    for name, count in (("global_tokens", 777), ("global_sequences", 9)):
+        options = {"loss_reduction": "sequence_mean"} if name == "global_sequences" else {}
+        got = t.loss(**{name: torch.tensor(count)}, **options).loss
+        assert torch.equal(got, t.loss(**{name: count}, **options).loss)
+    with pytest.raises(rlk.InvalidArgument, match="global_tokens: expected one int64"):
+        t.loss(global_tokens=torch.tensor(7.0))
+
+
+def test_metrics_of_shards_combine():
+    """TRL 6021, 6078; AReaL 1572."""
+    t = tensors(batch(8))
+    whole = t.loss(global_tokens=100)
+    parts = []
+    for rows in (slice(0, 3), slice(3, 8)):
+        part = Batch(t.log_probs[rows], t.old[rows], t.advantages[rows], t.mask[rows])
+        parts.append(part.loss(global_tokens=100).metrics)
+    loss, metrics = rlk.losses.combine(parts)
+    assert torch.equal(loss, whole.loss)
+    assert same_metrics(metrics, whole.metrics)
+    with pytest.raises(rlk.InvalidArgument, match="at least one"):
+        rlk.losses.combine([])

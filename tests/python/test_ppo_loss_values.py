@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values and gradients of ppo_loss: golden cases, then every option against float64."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from losses import FLOAT, Batch, batch, check
+
+import rlk
+
+pytestmark = pytest.mark.usefixtures("generic")
+
+GOLDEN = json.loads((Path(__file__).parent / "cases/rl_losses_golden.json").read_text())
+INPUTS = GOLDEN["inputs"]
+EPS = {"eps_clip_low": INPUTS["eps_low"], "eps_clip_high": INPUTS["eps_high"]}
+TIS = {
+    "tis_token": {"tis_imp_ratio_cap": 2.0},
+    "icepop_token": {"tis_mode": "mask", "tis_imp_ratio_floor": 0.5, "tis_imp_ratio_cap": 2.0},
+    "tis_seq": {"tis_level": "sequence", "tis_imp_ratio_cap": 2.0},
+    "geo_mask_seq": {
+        "tis_mode": "band",
+        "tis_level": "geometric",
+        "tis_imp_ratio_floor": 0.5,
+        "tis_imp_ratio_cap": 2.0,
+    },
+}
+# Of the reference page's table, which has more reductions than the file.
+TABLE = {
+    "token_mean": (2.17448165614, 1.17189458096, -1.5254969134, 1.68602342233, 1.23939018682),
+    "sequence_mean_valid": (
+        1.72475078299,
+        0.95237952005,
+        -1.20104896765,
+        1.31092616817,
+        0.980210489908,
+    ),
+    "sequence_mean": (
+        1.29356308725,
+        0.714284640038,
+        -0.900786725741,
+        0.983194626128,
+        0.735157867431,
+    ),
+    "seq_mean_token_sum": (
+        6.52344496841,
+        3.51568374288,
+        -4.5764907402,
+        5.05807026698,
+        3.71817056047,
+    ),
+    "seq_mean_token_sum_norm": (
+        0.611572965789,
+        0.329595350895,
+        -0.429046006894,
+        0.474194087529,
+        0.348578490044,
+    ),
+    "token_sum_over_L": (
+        2.44629186315,
+        1.31838140358,
+        -1.71618402758,
+        1.89677635012,
+        1.39431396018,
+    ),
+    "prompt_mean": (2.46904985029, 1.34726867768, -1.76395037323, 1.98493179357, 1.42911360524),
+}
+KINDS = ("ppo", "ppo_dual", "cispo", "sapo", "gspo")
+
+
+def golden() -> Batch:
+    arrays = {name: np.array(INPUTS[name], FLOAT) for name in ("logp", "old", "advantages")}
+    others = {"rollout_logprobs": INPUTS["rollout"], "ref_log_probs": INPUTS["ref"]}
+    return Batch(
+        arrays["logp"],
+        arrays["old"],
+        arrays["advantages"],
+        np.array(INPUTS["mask"], bool),
+        {name: np.array(values, FLOAT) for name, values in others.items()},
+    )
+
+
+def options_of(kind: str, reduction: str) -> dict:
+    options = {**EPS, "policy_loss": kind.removesuffix("_dual"), "loss_reduction": reduction}
+    options["use_dual_clip"] = kind.endswith("_dual")
+    if "norm" in reduction or reduction.endswith("_L"):
+        options["max_seq_len"] = INPUTS["Lmax"]
+    if reduction == "prompt_mean":
+        options["samples_per_prompt"] = 2
+    return options
+
+
+@pytest.mark.parametrize("case", GOLDEN["loss"])
+def test_golden_losses(case):
+    kind, reduction = case.split("/")
+    want, options = GOLDEN["loss"][case], options_of(kind, reduction)
+    got = golden().loss(**options)
+    assert float(got.loss) == pytest.approx(want["loss"], rel=4e-6)
+    grads = golden().grads(**options)
+    np.testing.assert_allclose(grads.log_probs, want["grad_logp"], rtol=1e-5, atol=1e-9)
+    m = got.metrics
+    assert int(m.num_active) == want["counts"]["active"]
+    if kind.startswith("ppo"):
+        counts = (int(m.num_clip_high), int(m.num_clip_low), int(m.num_dual_clip))
+        assert counts == tuple(want["counts"][name] for name in ("hi", "lo", "dual"))
+    if kind == "cispo":
+        assert int(m.num_outside) == want["counts"]["hi"] + want["counts"]["lo"]
+
+
+@pytest.mark.parametrize(("reduction", "kind"), list(product(TABLE, KINDS)))
+def test_the_table_of_reductions(reduction, kind):
+    want = TABLE[reduction][KINDS.index(kind)]
+    got = golden().loss(**options_of(kind, reduction)).loss
+    assert float(got) == pytest.approx(want, rel=4e-6)
+
+
+@pytest.mark.parametrize("case", GOLDEN["is"])
+def test_golden_importance_weights(case):
+    want = GOLDEN["is"][case]
+    options = {**options_of("ppo_dual", "token_mean"), "use_tis": True, **TIS[case]}
+    got = golden().loss(**options)
+    assert float(got.loss) == pytest.approx(want["ppo_dual_token_mean"], rel=4e-6)
+    weights = np.array(want["weights"])
+    assert float(got.metrics.tis_sum) == pytest.approx(weights.sum(), rel=1e-5)
+    assert float(got.metrics.tis_sq_sum) == pytest.approx((weights**2).sum(), rel=1e-5)
+    if "grad_logp" in want:
+        grads = golden().grads(**options)
+        np.testing.assert_allclose(grads.log_probs, want["grad_logp"], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", GOLDEN["kl"])
+def test_golden_kl(case):
+    want, name = GOLDEN["kl"][case], case.partition("_")[0]
+    b = golden().but(advantages=np.zeros(4, FLOAT))  # the KL term alone
+    options = {"kl_coef": 1.0, "kl_estimator": name}
+    if "clamp" in case:
+        options["kl_output_clamp"] = 10.0
+    got = b.loss(**options)
+    assert float(got.loss) == pytest.approx(want["mean"], rel=1e-5)
+    if "grad_token_mean" in want:
+        grads = b.grads(**options)
+        np.testing.assert_allclose(grads.log_probs, want["grad_token_mean"], rtol=1e-5, atol=1e-8)
+
+
+POLICIES = ("ppo", "gspo", "cispo", "sapo", "gpg")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("reduction", [*TABLE, "rollout_mean", "seq_mean_token_sum_norm_valid"])
+def test_every_loss_under_every_reduction(policy, reduction):
+    options = {"max_seq_len": 40, "group_boundaries": np.array([0, 2, 3, 6])}
+    check(batch(), policy_loss=policy, loss_reduction=reduction, **options)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("mode", ["truncate", "mask", "band"])
+def test_every_importance_weight(policy, level, mode):
+    options = {"tis_level": level, "tis_mode": mode, "tis_imp_ratio_cap": 1.5}
+    check(batch(), policy_loss=policy, use_tis=True, tis_imp_ratio_floor=0.6, **options)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3"])
+@pytest.mark.parametrize("gradient", ["pathwise", "unbiased", "unbiased_clamped"])
+@pytest.mark.parametrize("weight", ["one", "ratio"])
+@pytest.mark.parametrize("most", [10.0, np.inf])
+def test_every_kl_term(estimator, gradient, weight, most):
+    options = {"kl_estimator": estimator, "kl_gradient": gradient, "kl_weight": weight}
+    b = batch(spread=0.3)
+    check(b, kl_coef=0.3, kl_output_clamp=most, log_ratio_clamp=5.0, kl_clamp=6.0, **options)
+    check(b, kl_coef=0.3, kl_reduction="sequence_mean", **options)
+
+
+@pytest.mark.parametrize("spread", [1e-5, 1e-4, 1e-3, 1e-2])
+def test_k3_is_exact_near_zero(spread):
+    b = batch(spread=spread).but(advantages=np.zeros(6, FLOAT))
+    near = b.log_probs + FLOAT(spread) * np.random.default_rng(1).normal(size=(6, 37))
+    b = b.with_others(ref_log_probs=near.astype(FLOAT))
+    got, want = b.loss(kl_coef=1.0), b.answer(kl_coef=1.0)
+    assert float(got.loss) > 0
+    assert float(got.loss) == pytest.approx(want.loss, rel=1e-5)
+
+
+def test_dual_clip_entropy_and_all_at_once():
+    b = batch(spread=1.5)
+    for clip in (1.5, 3.0):
+        check(b, use_dual_clip=True, clip_ratio_c=clip)
+    check(b, entropy_coef=0.01)
+    everything = {"use_dual_clip": True, "use_tis": True, "kl_coef": 0.1, "entropy_coef": 0.02}
+    check(b, upstream=-3.5, eps_clip_high=0.28, **everything)
+
+
+@pytest.mark.parametrize("bounds", ["1+eps", "eps", (0.0, 5.0)])
+def test_bounds_of_cispo(bounds):
+    check(batch(spread=1.5), policy_loss="cispo", cispo_bounds=bounds, eps_clip_high=1.7)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_dtypes_are_read_as_float32(dtype):
+    b = batch()
+    options = {"use_tis": True, "kl_coef": 0.1, "entropy_coef": 0.1}
+    arrays = {name: values.astype(dtype) for name, values in b.others.items()}
+    other = Batch(b.log_probs.astype(dtype), b.old.astype(dtype), b.advantages.astype(dtype))
+    other = other.but(mask=b.mask, others=arrays)
+    wide = {name: values.astype(FLOAT) for name, values in arrays.items()}
+    single = Batch(*(x.astype(FLOAT) for x in (other.log_probs, other.old, other.advantages)))
+    single = single.but(mask=b.mask, others=wide)
+    assert other.loss(**options).loss == single.loss(**options).loss
+    grads, want = other.grads(**options), single.grads(**options)
+    expected = "float16" if dtype == "float16" else "float32"
+    assert grads.log_probs.dtype == expected
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(grads.log_probs, want.log_probs.astype(expected))
+
+
+@pytest.mark.parametrize("kind", ["bool", "int8", "uint8", "int64", "int32", "float32", "float64"])
+def test_a_mask_of_any_type(kind):
+    b = batch()
+    got, want = b.but(mask=b.mask.astype(kind)).loss(), b.loss()
+    assert got.loss == want.loss
+    assert got.metrics.num_active == want.metrics.num_active
+
+
+def test_shapes_of_advantages_and_weights():
+    b = batch()
+    a = np.random.default_rng(3).normal(size=6).astype(FLOAT)
+    wide = b.but(advantages=np.repeat(a[:, None], 37, 1))
+    assert b.but(advantages=a).loss().loss == wide.loss().loss
+    assert b.but(advantages=a[:, None]).loss().loss == wide.loss().loss
+    check(b, loss_weights=a)
+    check(b, loss_weights=np.abs(b.advantages))
+    row = Batch(b.log_probs[0], b.old[0], b.advantages[0], b.mask[0])
+    check(row)
+    assert rlk.jit.ppo_loss(row.log_probs, row.old, a[:1], row.mask).loss.shape == ()
