@@ -79,6 +79,16 @@ def ppo_loss_backward(upstream: Any, saved: Any, like: Any) -> Any: ...
 def ppo_loss_explain(
     tensors: dict[str, Any], options: LossOptions
 ) -> tuple[str, str, str, str, str]: ...
+def group_advantages(
+    rewards: Any,
+    boundaries: Any,
+    group_size: int,
+    normalize: int,
+    eps_is_max: bool,
+    ddof: int,
+    eps: float,
+    stream: int | None,
+) -> Any: ...
 def configure(
     policy: str | None,
     arch: str | None,

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from rlk import _core, _ppo_loss
+from rlk import _core, _group_advantages, _ppo_loss
 from rlk._ahead import Preloaded, Warmed, preload, warm
 from rlk._ppo_loss import PpoLoss, PpoLossGrads
 
@@ -24,6 +24,7 @@ __all__ = [
     "check_errors",
     "configure",
     "explain",
+    "group_advantages",
     "linear_logp",
     "linear_logp_backward",
     "ppo_loss",
@@ -337,6 +338,61 @@ def ppo_loss_backward(
     """
     call = _ppo_loss.make_call(log_probs, old_log_probs, advantages, loss_mask, **options)
     return _ppo_loss.gradients(call, grad_output, stream, tuple(needs))
+
+
+def group_advantages(
+    rewards: Tensor,
+    *,
+    samples_per_prompt: int | None = None,
+    group_boundaries: Tensor | None = None,
+    normalize: str = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    eps_mode: str = "add",
+    stream: int | None = None,
+) -> Tensor:
+    """Each reward against the mean of its group, as GRPO, Dr.GRPO and RLOO take it.
+
+    ``(reward - mean) / denominator`` in two passes of float64, rounded once to float32. A group of
+    equal rewards (one of size 1 too) gives exactly 0. No gradient flows.
+
+    Args:
+        rewards: any shape and floating dtype, one a sequence; groups are neighbours in row-major
+            order.
+        samples_per_prompt: size of each group; divides the number of rewards.
+        group_boundaries: ``[P + 1]`` integers in its place: group g is
+            ``[boundaries[g], boundaries[g + 1])``. Starts at 0, ends at the number of rewards,
+            strictly increases. On CUDA a list or host array is checked; a device tensor is not.
+        normalize: "std": the standard deviation and eps; "center": 1 (Dr.GRPO); "rloo": the mean
+            is that of the others.
+        ddof: 0 or 1, of the standard deviation.
+        eps: added to it (eps_mode "add"), or its least value ("max").
+        stream: as in `linear_logp`.
+
+    Returns:
+        float32 of rewards' shape.
+
+    Raises:
+        rlk.InvalidArgument: a shape, dtype, name or number is wrong, boundaries are none, or both
+            group arguments are given (a ValueError).
+
+    Example:
+        >>> rlk.jit.group_advantages(np.float32([1, 0, 0, 1]), samples_per_prompt=2)
+        array([ 0.7071058, -0.7071058, -0.7071058,  0.7071058], dtype=float32)
+
+    The formula is that of GRPO (Shao et al. 2024), Dr.GRPO (Liu et al. 2025), RLOO (Ahmadian et
+    al. 2024).
+    """
+    return _group_advantages.group_advantages(
+        rewards,
+        samples_per_prompt=samples_per_prompt,
+        group_boundaries=group_boundaries,
+        normalize=normalize,
+        ddof=ddof,
+        eps=eps,
+        eps_mode=eps_mode,
+        stream=stream,
+    )
 
 
 class Explanation(NamedTuple):

@@ -65,6 +65,20 @@ Dense<float> dense_floats(const Tensor& tensor) {
   return dense;
 }
 
+Dense<double> dense_doubles(const Tensor& tensor) {
+  Dense<double> dense;
+  if (tensor.dtype == DType::f64) {
+    const auto* const from = static_cast<const double*>(tensor.data);
+    for_each_offset(tensor.dims(), tensor.steps(),
+                    [&](std::int64_t offset) { dense.copy.push_back(from[offset]); });
+  } else {
+    const auto values = read_floats(tensor);
+    dense.copy.assign(values.begin(), values.end());
+  }
+  dense.data = dense.copy.data();
+  return dense;
+}
+
 Dense<long long> dense_integers(const Tensor& tensor) {
   if (!tensor.present()) return {};
   const auto values = read_integers(tensor);

@@ -18,6 +18,9 @@ struct Dense {
 // Floating tensors as float32; float64 values are rounded.
 Dense<float> dense_floats(const Tensor& tensor);
 
+// The same as float64, without rounding.
+Dense<double> dense_doubles(const Tensor& tensor);
+
 // Integer tensors as int64.
 Dense<long long> dense_integers(const Tensor& tensor);
 

@@ -21,12 +21,15 @@ RLK_INLINE LossChoices choices(const PpoLossArgs& a) {
   return c;
 }
 
+// Boundaries on a device are not checked before the launch: wrong ones lead nowhere outside.
+RLK_INLINE long long within(long long x, long long most) { return x < 0 ? 0 : x > most ? most : x; }
+
 RLK_INLINE long long start_of(const PpoLossArgs& a, long long sequence) {
-  return a.starts ? a.starts[sequence] : sequence * a.length;
+  return a.starts ? within(a.starts[sequence], a.num_tokens) : sequence * a.length;
 }
 
 RLK_INLINE long long first_of_group(const PpoLossArgs& a, long long group) {
-  return a.group_starts ? a.group_starts[group] : group * a.group_size;
+  return a.group_starts ? within(a.group_starts[group], a.num_sequences) : group * a.group_size;
 }
 
 RLK_INLINE long long global_or(const LossGlobal& global, long long own) {

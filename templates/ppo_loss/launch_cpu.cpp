@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the steps of a CPU kernel of ppo_loss over the pool. How tokens are cut into items shows
 // nowhere in the results.
-#include "runtime/error.hpp"
 #include "runtime/thread_pool.hpp"
+#include "templates/common/boundaries.hpp"
 #include "templates/common/cpu_steps.hpp"
 #include "templates/common/dense.hpp"
 #include "templates/ppo_loss/launch.hpp"
@@ -36,25 +36,6 @@ void run(const LoadedKernel& kernel, int entry, const void* args, long long item
   ThreadPool::instance().run(items, grain, body);
 }
 
-// Boundaries of sequences or groups: from 0 to `end`; `least` is the smallest step allowed.
-void expect_boundaries(const Dense<long long>& starts, const char* argument, long long end,
-                       long long least) {
-  if (starts.data == nullptr) return;
-  const auto& values = starts.copy;
-  if (values.front() != 0) {
-    throw InvalidArgument("ppo_loss: {}: expected to start at 0, got {}", argument, values.front());
-  }
-  if (values.back() != end) {
-    throw InvalidArgument("ppo_loss: {}: expected to end at {}, got {}", argument, end,
-                          values.back());
-  }
-  for (std::size_t i = 1; i < values.size(); ++i) {
-    if (values[i] - values[i - 1] >= least) continue;
-    throw InvalidArgument("ppo_loss: {}: expected {}, got {} after {}", argument,
-                          least > 0 ? "to increase" : "not to decrease", values[i], values[i - 1]);
-  }
-}
-
 float* floats(const Tensor& tensor) {
   return tensor.present() ? static_cast<float*>(tensor.data) : nullptr;
 }
@@ -63,8 +44,8 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   PpoLossArgs args = ppo_loss_sizes(call);
   const auto starts = templates::dense_integers(call.cu_seqlens);
   const auto group_starts = templates::dense_integers(call.group_starts);
-  expect_boundaries(starts, "cu_seqlens", args.num_tokens, 0);
-  expect_boundaries(group_starts, "group_boundaries", args.num_sequences, 1);
+  templates::expect_boundaries(starts, "ppo_loss: cu_seqlens", args.num_tokens, 0);
+  templates::expect_boundaries(group_starts, "ppo_loss: group_boundaries", args.num_sequences, 1);
   const auto mask = templates::dense_mask(call.mask, "ppo_loss: loss_mask");
   const auto log_probs = templates::dense_floats(call.log_probs);
   const auto old_log_probs = templates::dense_floats(call.old_log_probs);

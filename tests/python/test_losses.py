@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rlk.losses: the table of dialects, what overrides it, and what diff prints."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from losses import FLOAT, Batch, batch, same
+
+import rlk
+from rlk.check import loss_oracle
+from rlk.losses import DIALECTS, RLK, diff
+
+pytestmark = pytest.mark.usefixtures("generic")
+
+NAMES = (
+    "rlk",
+    "rl_kernel",
+    "verl",
+    "verl_old",
+    "skyrl",
+    "trl",
+    "openrlhf",
+    "nemo",
+    "slime",
+    "areal",
+    "liger",
+)
+OWN = ("reduction_of", "reduction_names")
+
+
+def test_the_names():
+    assert tuple(DIALECTS) == NAMES
+
+
+def test_rlk_is_the_default():
+    b = batch(spread=1.5)
+    assert same(b.loss().loss, b.loss(dialect="rlk").loss)
+    defaults = {
+        name: loss_oracle.DEFAULTS[name] for name in dataclasses.asdict(RLK) if name not in OWN
+    }
+    assert {n: v for n, v in dataclasses.asdict(RLK).items() if n not in OWN} == defaults
+
+
+@pytest.mark.parametrize("dialect", NAMES)
+@pytest.mark.parametrize("policy", ["ppo", "gspo", "cispo", "sapo"])
+def test_a_dialect_is_its_rules(dialect, policy):
+    """The loss is that of the rules passed one by one, and of float64."""
+    b = batch(spread=1.0)
+    rules = dataclasses.asdict(DIALECTS[dialect])
+    fixed = dict(rules.pop("reduction_of"))
+    rules.pop("reduction_names")
+    rules |= {"policy_loss": policy, "kl_coef": 0.05, "use_tis": True}
+    rules["loss_reduction"] = fixed.get(policy, rules["loss_reduction"])
+    if policy != "ppo":
+        rules["use_dual_clip"] = False
+    options = {"kl_coef": 0.05, "use_tis": True, "policy_loss": policy}
+    got = b.loss(dialect=dialect, **options)
+    assert same(got.loss, b.loss(**rules).loss)
+    want = b.answer(**rules)
+    assert abs(float(got.loss) - want.loss) <= 4e-6 * want.abs_loss_sum
+
+
+@pytest.mark.parametrize("dialect", NAMES)
+def test_an_option_beside_it_overrides(dialect):
+    b = batch(spread=1.5)
+    got = b.loss(dialect=dialect, eps_clip_low=0.05, eps_clip_high=0.05, log_ratio_clamp=3.0)
+    rules = dataclasses.replace(
+        DIALECTS[dialect], eps_clip_low=0.05, eps_clip_high=0.05, log_ratio_clamp=3.0
+    )
+    options = {n: v for n, v in dataclasses.asdict(rules).items() if n not in OWN}
+    assert same(got.loss, b.loss(**options).loss)
+
+
+def test_own_names_of_reductions():
+    """verl 3741: the older one lacks 1 / B."""
+    b = batch()
+    options = {"loss_reduction": "seq-mean-token-sum-norm", "max_seq_len": 50}
+    new, old = (b.loss(dialect=name, **options).loss for name in ("verl", "verl_old"))
+    num_valid = int((b.mask.sum(1) > 0).sum())
+    assert float(old) == pytest.approx(float(new) * num_valid, rel=1e-6)
+    trl = b.loss(dialect="trl", loss_reduction="dr_grpo", max_seq_len=50).loss
+    assert same(
+        trl, b.loss(dialect="trl", loss_reduction="seq_mean_token_sum_norm", max_seq_len=50).loss
+    )
+    with pytest.raises(rlk.InvalidArgument, match=r"loss_reduction: expected .*dr_grpo"):
+        b.loss(dialect="trl", loss_reduction="token-mean")
+
+
+def single(log_ratio, advantage, e=0.0):
+    lp = np.array([[-2.0]], FLOAT)
+    return Batch(
+        lp,
+        lp - FLOAT(log_ratio),
+        np.array([[advantage]], FLOAT),
+        None,
+        {"ref_log_probs": lp + FLOAT(e)},
+    )
+
+
+def test_what_tells_dialects_apart():
+    """D1, D6, D7, D11, D12, D14 of the reference, a token each."""
+    far = single(30.0, -1.0)
+    assert float(far.loss(dialect="skyrl").loss) == pytest.approx(np.exp(20.0), rel=1e-5)
+    assert float(far.loss(dialect="trl").loss) == pytest.approx(np.exp(30.0), rel=1e-5)
+    assert float(far.loss(dialect="verl").loss) == 3.0
+    options = {"policy_loss": "cispo", "eps_clip_high": 4.0}
+    high = single(3.0, 1.0)
+    bounds = {d: float(high.loss(dialect=d, **options).loss) / 2 for d in ("verl", "skyrl", "trl")}
+    assert bounds == pytest.approx({"verl": 5.0, "skyrl": 5.0, "trl": 4.0}, rel=1e-6)
+    drifted = single(0.0, 0.0, 2.7)  # k3 is above 10
+    grads = {
+        d: float(drifted.grads(dialect=d, kl_coef=1.0, kl_estimator="k3").log_probs[0, 0])
+        for d in ("rlk", "verl", "trl", "nemo")
+    }
+    assert grads["verl"] == grads["nemo"] == 0
+    assert grads["rlk"] == grads["trl"] == pytest.approx(-np.expm1(2.7), rel=1e-5)
+    b = batch()
+    assert not same(b.loss(dialect="slime").loss, b.loss(loss_reduction="sequence_mean_valid").loss)
+
+
+def test_diff_prints_rules_and_losses():
+    text = diff("verl", "trl")
+    lines = text.splitlines()
+    assert lines[0].split() == ["rule", "verl", "trl"]
+    assert any(line.split() == ["use_dual_clip", "True", "False"] for line in lines)
+    assert not any(line.startswith("eps_clip_low") for line in lines)
+    assert diff("rlk", "rlk").splitlines() == ["rule  rlk  rlk"]
+    b = batch(spread=1.5)
+    arguments = {"log_probs": b.log_probs, "old_log_probs": b.old, "advantages": b.advantages}
+    lines = diff("verl", "trl", {**arguments, "loss_mask": b.mask}).splitlines()
+    losses = [float(word) for word in lines[-1].split()[1:]]
+    want = [float(b.loss(dialect=name).loss) for name in ("verl", "trl")]
+    assert losses == pytest.approx(want, rel=1e-7)
+    with pytest.raises(rlk.InvalidArgument, match=r"dialect: expected rlk, .*got 'no'"):
+        diff("no", "rlk")
