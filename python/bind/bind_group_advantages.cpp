@@ -32,7 +32,7 @@ py::object forward(py::handle rewards, py::handle boundaries, std::int64_t group
   const Output advantages =
       make_output(first.framework, DType::f32, call.device, call.rewards.dims(), call.stream);
   call.advantages = advantages.tensor;
-  run_call(call, first.framework, {&advantages});
+  run_call(call, first.framework, {&advantages, 1});
   return advantages.object;
 }
 

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time of ppo_loss, forward and backward, against PyTorch eager and torch.compile.
+
+    python benchmarks/ppo_loss.py [--device cuda] [--shape 256x16384] [--json FILE]
+
+On CUDA times are of bursts between events, on the CPU of single calls by the clock. Each burst runs
+the candidates in turn. Exit status 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+import torch
+from gpu.clock import Clock
+from harness import Candidate, Figure
+
+import rlk
+
+CASES = {
+    "clip": (False, False),
+    "dual clip": (True, False),
+    "TIS": (False, True),
+    "dual clip + TIS": (True, True),
+}
+SHAPES = {"cpu": (128, 512), "cuda": (256, 16384)}
+LOW, HIGH, DUAL, CAP = 0.2, 0.2, 3.0, 10.0
+FULL = "dual clip + TIS"
+
+
+def draw(rows: int, length: int, device: str) -> dict[str, Any]:
+    g = torch.Generator().manual_seed(0)
+
+    def normal(scale: float) -> Any:
+        return scale * torch.randn(rows, length, generator=g)
+
+    log_probs = -torch.rand(rows, length, generator=g) * 3
+    old = log_probs + normal(0.1)
+    tensors = {
+        "log_probs": log_probs,
+        "old": old,
+        "rollout": old + normal(0.05),
+        "advantages": normal(1.0),
+        "mask": torch.rand(rows, length, generator=g) < 0.9,
+    }
+    found = {name: tensor.to(device) for name, tensor in tensors.items()}
+    found["log_probs"].requires_grad_()
+    return found
+
+
+def eager(t: dict[str, Any], dual: bool, tis: bool) -> tuple[Any, Any]:
+    """Loss and clip ratio, as PyTorch users write them."""
+    mask = t["mask"].float()
+    advantages = t["advantages"]
+    ratio = (t["log_probs"] - t["old"]).clamp(-20, 20).exp()
+    plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - LOW, 1 + HIGH)
+    loss = torch.maximum(plain, clipped)
+    if dual:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * DUAL), loss)
+    if tis:
+        loss = loss * (t["old"] - t["rollout"]).clamp(-20, 20).exp().clamp(max=CAP)
+    count = mask.sum().clamp(min=1)
+    return (loss * mask).sum() / count, ((clipped > plain).float() * mask).sum() / count
+
+
+def ours(t: dict[str, Any], dual: bool, tis: bool) -> tuple[Any, Any]:
+    loss, metrics = rlk.jit.ppo_loss(
+        t["log_probs"],
+        t["old"],
+        t["advantages"],
+        t["mask"],
+        use_dual_clip=dual,
+        use_tis=tis,
+        rollout_logprobs=t["rollout"],
+    )
+    return loss, metrics.clip_ratio
+
+
+def both_passes(
+    loss_of: Callable[..., tuple[Any, Any]], t: dict[str, Any], dual: bool, tis: bool
+) -> Callable[[], Any]:
+    def run() -> Any:
+        t["log_probs"].grad = None
+        loss, clip_ratio = loss_of(t, dual, tis)
+        loss.backward()
+        return clip_ratio
+
+    return run
+
+
+def candidates(t: dict[str, Any], dual: bool, tis: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Calls by name, each run once, and why one is missing."""
+    makers = {"rlk": ours, "torch eager": eager, "torch.compile": torch.compile(eager)}
+    found, missing = {}, {}
+    for name, function in makers.items():
+        run = both_passes(function, t, dual, tis)
+        try:
+            run()
+            found[name] = run
+        except Exception as error:
+            missing[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return found, missing
+
+
+def measure(device: str, shape: tuple[int, int], rounds: int) -> dict[str, Any]:
+    """Milliseconds a call by case and candidate: all samples, medians, ratios to rlk."""
+    clock = Clock(device)
+    t = draw(*shape, device)
+    results: dict[str, Any] = {}
+    for case, (dual, tis) in CASES.items():
+        torch.compiler.reset()
+        runs, missing = candidates(t, dual, tis)
+        samples: dict[str, list[float]]
+        if device == "cuda":
+            samples = {name: [] for name in runs}
+            calls = {name: clock.calls_for(run) for name, run in runs.items()}
+            for number in range(rounds):
+                names = list(runs)[number % len(runs) :] + list(runs)[: number % len(runs)]
+                for name in names:
+                    samples[name].append(clock.burst_ms(runs[name], calls[name]))
+        else:
+            order = [Candidate(name, run, calls=20) for name, run in runs.items()]
+            samples = {
+                name: [1e3 * s for s in seconds]
+                for name, seconds in harness.interleave(order, rounds).items()
+            }
+        with torch.no_grad():
+            error = abs(float(ours(t, dual, tis)[0]) - float(eager(t, dual, tis)[0]))
+        results[case] = {
+            "ms": {name: statistics.median(s) for name, s in samples.items()},
+            "ratio": {name: harness.paired_ratio(samples["rlk"], s) for name, s in samples.items()},
+            "samples_ms": samples,
+            "not_run": missing,
+            "loss_differs_by": error,
+        }
+    return results
+
+
+def figures(device: str, shape: tuple[int, int], results: dict[str, Any]) -> list[Figure]:
+    words = f"ppo_loss, forward + backward, {shape[0]} x {shape[1]}, {FULL}"
+    full = results[FULL]
+    compiled = full["ratio"].get("torch.compile")
+    if device == "cpu":
+        ratio = full["ratio"]["torch eager"]
+        note = f"{full['ms']['rlk']:.3f} against {full['ms']['torch eager']:.3f} ms"
+        found = [Figure(f"{words}, over torch eager", ratio, "x", 0.5, note, strict=False)]
+        return [*found, Figure(f"{words}, over torch.compile", compiled, "x")]
+    note = full["not_run"].get("torch.compile", "")
+    return [
+        Figure(words, full["ms"]["rlk"], "ms", 0.12, strict=False),
+        Figure(f"{words}, over torch.compile", compiled, "x", 0.25, note, strict=False),
+        Figure(f"{words}, over torch eager", full["ratio"]["torch eager"], "x"),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--device", default="cpu", choices=("cpu", "cuda"))
+    add("--shape", metavar="BxT", help="128x512 on the CPU, 256x16384 on CUDA")
+    add("--rounds", type=int, default=25, help="samples a candidate (25)")
+    add("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    shape = SHAPES[options.device]
+    if options.shape:
+        rows, length = map(int, options.shape.split("x"))
+        shape = (rows, length)
+    facts = harness.environment()
+    if options.device == "cuda":
+        facts["card"] = torch.cuda.get_device_name()
+    results = measure(options.device, shape, options.rounds)
+    for case, found in results.items():
+        harness.print_table(
+            f"{case}, {shape[0]} x {shape[1]} fp32, forward + backward, {options.device}",
+            ["candidate", "median ms", "rlk / it"],
+            ([name, ms, found["ratio"][name]] for name, ms in found["ms"].items()),
+        )
+        for name, reason in found["not_run"].items():
+            print(f"{name}: not run: {reason}\n")
+    listed = figures(options.device, shape, results)
+    table = harness.print_figures(f"ppo_loss on {facts.get('card', facts['cpu'])}", listed)
+    if options.json:
+        content = {"shape": shape, "results": results, "table": table}
+        harness.write_json(options.json, "ppo_loss", facts, content)
+    return int(any(figure.verdict == "no" for figure in listed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
