@@ -1,43 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
 // group_advantages: from Python arguments to a GroupAdvantagesCall, and its result back.
+#include "jit/dispatcher.hpp"
 #include "python/bind/call_stream.hpp"
 #include "python/bind/module.hpp"
+#include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
 #include "templates/group_advantages/op.hpp"
 
 namespace rlk::bind {
 namespace {
 
-py::object forward(py::handle rewards, py::handle boundaries, std::int64_t group_size,
-                   std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps,
-                   py::handle stream) {
-  const TensorArgument first = bind_first(rewards, "group_advantages: rewards", stream);
-  if (!first.tensor.present()) {
+// The call with what keeps its tensors alive.
+struct Bound {
+  TensorArgument rewards, starts;
+  GroupAdvantagesCall call;
+};
+
+Bound bind(py::handle rewards, py::handle boundaries, std::int64_t group_size,
+           std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps,
+           py::handle stream) {
+  Bound bound;
+  bound.rewards = bind_first(rewards, "group_advantages: rewards", stream);
+  if (!bound.rewards.tensor.present()) {
     throw InvalidArgument("group_advantages: rewards: expected a tensor, got None");
   }
-  GroupAdvantagesCall call;
+  GroupAdvantagesCall& call = bound.call;
   call.op = &templates::group_advantages_op;
-  call.stream = bind_stream(stream, first, "group_advantages", "rewards");
-  call.rewards = first.tensor;
-  call.device = first.tensor.device;
-  const TensorArgument starts =
-      bind_argument(boundaries, "group_advantages: group_boundaries", call);
-  call.group_starts = starts.tensor;
+  call.stream = bind_stream(stream, bound.rewards, "group_advantages", "rewards");
+  call.rewards = bound.rewards.tensor;
+  call.device = call.rewards.device;
+  bound.starts = bind_argument(boundaries, "group_advantages: group_boundaries", call);
+  call.group_starts = bound.starts.tensor;
   call.group_size = group_size;
   call.normalize = normalize;
   call.eps_is_max = eps_is_max;
   call.ddof = ddof;
   call.eps = eps;
+  return bound;
+}
+
+py::object forward(py::handle rewards, py::handle boundaries, std::int64_t group_size,
+                   std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps,
+                   py::handle stream) {
+  Bound bound = bind(rewards, boundaries, group_size, normalize, eps_is_max, ddof, eps, stream);
+  GroupAdvantagesCall& call = bound.call;
   templates::group_advantages_op.check(call);
-  const Output advantages =
-      make_output(first.framework, DType::f32, call.device, call.rewards.dims(), call.stream);
+  const Output advantages = make_output(bound.rewards.framework, DType::f32, call.device,
+                                        call.rewards.dims(), call.stream);
   call.advantages = advantages.tensor;
-  run_call(call, first.framework, {&advantages, 1});
+  run_call(call, bound.rewards.framework, {&advantages, 1});
   return advantages.object;
+}
+
+py::tuple explain(py::handle rewards, py::handle boundaries, std::int64_t group_size,
+                  std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps) {
+  Bound bound = bind(rewards, boundaries, group_size, normalize, eps_is_max, ddof, eps, py::none());
+  jit::Explanation found;
+  without_gil([&] { found = jit::Dispatcher::instance().explain(bound.call); });
+  return py::make_tuple(found.kernel, found.key, found.variant, found.source, found.reason);
 }
 
 }  // namespace
 
-void bind_group_advantages(py::module_& module) { module.def("group_advantages", forward); }
+void bind_group_advantages(py::module_& module) {
+  module.def("group_advantages", forward);
+  module.def("group_advantages_explain", explain);
+}
 
 }  // namespace rlk::bind

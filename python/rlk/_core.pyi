@@ -89,6 +89,15 @@ def group_advantages(
     eps: float,
     stream: int | None,
 ) -> Any: ...
+def group_advantages_explain(
+    rewards: Any,
+    boundaries: Any,
+    group_size: int,
+    normalize: int,
+    eps_is_max: bool,
+    ddof: int,
+    eps: float,
+) -> tuple[str, str, str, str, str]: ...
 def configure(
     policy: str | None,
     arch: str | None,

@@ -38,17 +38,16 @@ def host_boundaries(op: str, boundaries: Any, end: int, like: Any) -> Any:
     return sys.modules["torch"].tensor(found.astype(np.int64), device=like.device)
 
 
-def group_advantages(
+def _arguments(
     rewards: Any,
-    *,
-    samples_per_prompt: int | None,
-    group_boundaries: Any,
-    normalize: str,
-    ddof: int,
-    eps: float,
-    eps_mode: str,
-    stream: int | None,
-) -> Any:
+    samples_per_prompt: int | None = None,
+    group_boundaries: Any = None,
+    normalize: str = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    eps_mode: str = "add",
+) -> tuple[Any, ...]:
+    """As the core takes them."""
     if normalize not in NORMALIZE:
         _fail("normalize", ", ".join(NORMALIZE), normalize)
     if eps_mode not in EPS_MODES:
@@ -78,7 +77,7 @@ def group_advantages(
         )
     elif isinstance(group_boundaries, (list, tuple)):
         group_boundaries = np.asarray(group_boundaries)
-    return _core.group_advantages(
+    return (
         rewards,
         group_boundaries,
         size,
@@ -86,5 +85,13 @@ def group_advantages(
         eps_mode == "max",
         ddof,
         eps,
-        stream,
     )
+
+
+def group_advantages(rewards: Any, stream: int | None, **options: Any) -> Any:
+    arguments = (*_arguments(rewards, **options), stream)
+    return _core.group_advantages(*arguments)
+
+
+def explain(rewards: Any, **options: Any) -> tuple[str, str, str, str, str]:
+    return _core.group_advantages_explain(*_arguments(rewards, **options))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from rlk.errors import InvalidArgument
+from rlk.errors import InvalidArgument, Unsupported
 
 Tensor = Any
 NUM_COUNTS, NUM_SUMS = 11, 12
@@ -48,10 +48,11 @@ class Metrics(NamedTuple):
 
 def make_metrics(counts: Tensor, figures: Tensor, exact: Tensor) -> Metrics:
     """From what the kernels write."""
-    unbind = getattr(counts, "unbind", None)
-    if unbind is None:
+    if type(counts).__module__.partition(".")[0] == "numpy":
         return Metrics._make([*counts, *figures, exact])
-    return Metrics._make([*unbind(), *figures.unbind(), exact])
+    if not hasattr(counts, "unbind"):
+        raise Unsupported("ppo_loss: log_probs: expected torch tensors on CUDA, got another's")
+    return Metrics._make([*counts.unbind(), *figures.unbind(), exact])
 
 
 def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:

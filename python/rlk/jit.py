@@ -24,6 +24,8 @@ __all__ = [
     "check_errors",
     "configure",
     "explain",
+    "explain_group_advantages",
+    "explain_ppo_loss",
     "group_advantages",
     "linear_logp",
     "linear_logp_backward",
@@ -455,6 +457,43 @@ def explain(
             backward,
         )
     )
+
+
+def explain_ppo_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor | None = None,
+    **options: Any,
+) -> Explanation:
+    """Which variant `ppo_loss` would run for these arguments, and why; nothing is compiled.
+
+    Args:
+        All: as `ppo_loss`.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `ppo_loss` would.
+
+    Example:
+        >>> print(rlk.jit.explain_ppo_loss(log_probs, old, advantages, mask, use_dual_clip=True))
+    """
+    call = _ppo_loss.make_call(log_probs, old_log_probs, advantages, loss_mask, **options)
+    return Explanation(*_core.ppo_loss_explain(call.tensors, call.options.core))
+
+
+def explain_group_advantages(rewards: Tensor, **options: Any) -> Explanation:
+    """Which variant `group_advantages` would run for these arguments; nothing is compiled.
+
+    Args:
+        All: as `group_advantages`.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `group_advantages` would.
+
+    Example:
+        >>> print(rlk.jit.explain_group_advantages(rewards, samples_per_prompt=8))
+    """
+    return Explanation(*_group_advantages.explain(rewards, **options))
 
 
 class CacheInfo(NamedTuple):

@@ -58,10 +58,12 @@ extern "C" __global__ void __launch_bounds__(256)
     equal = __all_sync(kFullWarp, equal);
     const double count = static_cast<double>(last - first), mean = sum_of_lanes(sum) / count;
     double squares = 0.0;
+    if (normalize(a) == kStd) {
 #pragma unroll 1
-    for (Int64 j = first + lane; j < last; j += 32) {
-      const double x = reward(j) - mean;
-      squares = squares + x * x;
+      for (Int64 j = first + lane; j < last; j += 32) {
+        const double x = reward(j) - mean;
+        squares = squares + x * x;
+      }
     }
     const double below = denominator(a, count, sum_of_lanes(squares));
 #pragma unroll 1

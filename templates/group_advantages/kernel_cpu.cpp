@@ -40,9 +40,11 @@ extern "C" void rlk_group_advantages_fwd_main(const GroupAdvantagesArgs* args, l
     }
     const double count = static_cast<double>(last - first), mean = sum / count;
     double squares = 0.0;
+    if (normalize(a) == kStd) {
 #pragma clang loop unroll(disable)
-    for (long long j = first; j < last; ++j) {
-      squares += (rewards[j] - mean) * (rewards[j] - mean);
+      for (long long j = first; j < last; ++j) {
+        squares += (rewards[j] - mean) * (rewards[j] - mean);
+      }
     }
     const double below = denominator(a, count, squares);
 #pragma clang loop unroll(disable)

@@ -99,9 +99,12 @@ def test_ragged_groups(normalize, ddof, eps_mode, dtype):
 
 def test_specialized_is_generic_bit_for_bit():
     rewards = np.random.default_rng(1).normal(size=48)
-    want = advantages(rewards, "float64")
+    choices = [{}, {"eps_mode": "max"}, {"normalize": "center"}, {"normalize": "rloo"}]
+    want = [advantages(rewards, "float64", **choice) for choice in choices]
     rlk.jit.configure(specialize=True, policy="sync")
-    assert np.array_equal(advantages(rewards, "float64"), want)
+    for choice, generic in zip(choices, want, strict=True):
+        assert np.array_equal(advantages(rewards, "float64", **choice), generic)
+    assert rlk.jit.cache_info().fallbacks == 0
 
 
 def test_shapes_and_strides():

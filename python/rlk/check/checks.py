@@ -91,7 +91,8 @@ class Session:
         if outcome.changed:
             raise Failure("input_changed", f"{', '.join(outcome.changed)} written by the call")
         for name in self.spec.outputs_of(inputs):
-            expect_form(name, outcome.outputs[name], inputs.lead, self.spec.output_dtype, "")
+            shape = self.spec.output_shape(inputs, name)
+            expect_form(name, outcome.outputs[name], shape, self.spec.output_dtype, "")
 
 
 Measured = dict[str, Any]

@@ -96,13 +96,13 @@ def ppo_loss(
 
     lp, p0, a = tokens(log_probs), tokens(old), per_token(advantages)
     n = np.bincount(s, minlength=num_sequences)
-    if loss_weights is None:
-        w = _weights(o["loss_reduction"], n, s, o)
-        kl_name = o["loss_reduction"] if o["kl_reduction"] == "policy" else o["kl_reduction"]
-        w_kl = _weights(kl_name, n, s, o)
-    else:
-        w = w_kl = per_token(loss_weights)
     with np.errstate(all="ignore"):
+        if loss_weights is None:
+            w = _weights(o["loss_reduction"], n, s, o)
+            kl_name = o["loss_reduction"] if o["kl_reduction"] == "policy" else o["kl_reduction"]
+            w_kl = _weights(kl_name, n, s, o)
+        else:
+            w = w_kl = per_token(loss_weights)
         delta = lp - p0
         clamp = o["log_ratio_clamp"]
         if o["policy_loss"] == "gspo":
@@ -272,6 +272,7 @@ def _policy(
             ties |= (a < 0) & _near(r, c)
             value = np.where(dual, -a * c, value)
             slope = np.where(dual, 0.0, slope)
+    slope = np.where(np.isnan(value), np.nan, slope)
     none = a == 0
     counts = {
         "num_clip_high": int(((a > 0) & (r > high)).sum()),

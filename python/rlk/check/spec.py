@@ -112,6 +112,10 @@ class OpSpec(ABC):
         """The outputs that these inputs ask for; the others come as None."""
         return self.outputs
 
+    def output_shape(self, inputs: Inputs, name: str) -> tuple[int, ...]:
+        """The shape of an output: one value a row, unless the op says otherwise."""
+        return inputs.lead
+
     def place_of_row(self, inputs: Inputs, name: str, index: tuple[int, ...]) -> dict[str, int]:
         """More about an index, such as the target id of a row."""
         return {}

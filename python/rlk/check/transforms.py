@@ -29,7 +29,7 @@ class Scene:
         inputs = spec.build(case)
         self.all = np.arange(inputs.num_rows)
         upstream = spec.upstream(case, inputs)
-        self.upstream = {n: take_rows(g, len(inputs.lead), self.all) for n, g in upstream.items()}
+        self.upstream = {n: _rows_of(g, len(inputs.lead), self.all) for n, g in upstream.items()}
         self.inputs = inputs.rows(self.all)
         self.active = spec.active(self.inputs)
         self.values = self.run(self.inputs, self.upstream)
@@ -41,7 +41,7 @@ class Scene:
         return self.run(self.inputs.rows(index), self.upstream_rows(index))
 
     def upstream_rows(self, index: np.ndarray) -> Values:
-        return {name: take_rows(g, 1, index) for name, g in self.upstream.items()}
+        return {name: _rows_of(g, 1, index) for name, g in self.upstream.items()}
 
     def rows(self, values: Values, index: np.ndarray) -> Values:
         """Only what belongs to one row each, at these rows."""
@@ -139,7 +139,7 @@ def layouts(scene: Scene) -> None:
             if isinstance(value, Stored) and value.shape
         }
         g = {
-            name: lay_out(np.ascontiguousarray(one.raw()), one.dtype, layout)
+            name: lay_out(np.array(one.raw(), order="C"), one.dtype, layout)
             for name, one in scene.upstream.items()
         }
         same(scene.values, scene.run(scene.inputs.but(**moved), g), f"layout: {layout}")
@@ -176,7 +176,14 @@ TRANSFORMS: Mapping[str, Callable[[Scene], None]] = {
 }
 
 
+def _rows_of(upstream: Stored, num_lead: int, index: np.ndarray) -> Stored:
+    """Rows of an upstream gradient; that of a scalar is one for all."""
+    return take_rows(upstream, num_lead, index) if upstream.shape else upstream
+
+
 def _with_nan(upstream: Stored, where: np.ndarray) -> Stored:
+    if not upstream.shape:
+        return upstream
     fresh = upstream.clone()
     fresh.raw()[where] = np.nan
     return fresh

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 from ..spec import OpSpec
+from .group_advantages import GroupAdvantages
 from .linear_logp import LinearLogp
+from .ppo_loss import PpoLoss
 
-SPECS: dict[str, OpSpec] = {spec.name: spec for spec in (LinearLogp(),)}
+SPECS: dict[str, OpSpec] = {
+    spec.name: spec for spec in (LinearLogp(), PpoLoss(), GroupAdvantages())
+}

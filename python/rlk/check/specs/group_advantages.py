@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""group_advantages for the checker. A row is a group of rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..case import Case, Inputs
+from ..contract import Contract
+from ..oracle import Bounded
+from ..spec import Adapter, Expected, Liveness, OpSpec, Rejected
+from ..stored import LAYOUTS, Stored, of
+
+DEFAULTS: Mapping[str, Any] = {"normalize": "std", "ddof": 1, "eps": 1e-6, "eps_mode": "add"}
+KINDS = {
+    "random": "normal rewards",
+    "benchmark": "rewards of 0 and 1",
+    "constant": "all rewards the same",
+    "equal": "groups of equal rewards among others: exactly 0",
+    "offset": "rewards of 1e-3 around 1000: one pass of fp32 keeps no digit",
+    "one_nan": "a NaN, which makes its group NaN",
+}
+
+
+class GroupAdvantages(OpSpec):
+    """(reward - mean of its group) / denominator."""
+
+    name = "group_advantages"
+    op_class = "advantages"
+    options = tuple(DEFAULTS)
+    outputs = ("advantages",)
+    grad_arguments: Mapping[str, str] = {}
+    differentiable = ()
+    axes: Mapping[str, tuple[str, ...]] = {"advantages": ("sample",)}
+    row_outputs = ("advantages",)
+    kinds = KINDS
+    adversarial = ("equal", "offset", "one_nan")
+    forward_only = tuple(KINDS)
+    option_sets: Sequence[Mapping[str, Any]] = (
+        {},
+        {"normalize": "center"},
+        {"normalize": "rloo"},
+        {"ddof": 0, "eps_mode": "max"},
+        {"eps": 1e-4},
+        {"samples": 1},
+    )
+    option_values = {
+        "normalize": str,
+        "ddof": int,
+        "eps": float,
+        "eps_mode": str,
+        "samples": int,
+    }
+    transforms = ("T1", "T2", "T5", "T7")
+    adapters: Mapping[str, Adapter] = {
+        "by_name": Adapter(lambda function, a: function(**a), frozenset(DEFAULTS))
+    }
+    torch_reference = staticmethod(lambda **arguments: torch_group_advantages(**arguments))
+
+    def plain_options(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        return ({},)
+
+    def build(self, case: Case) -> Inputs:
+        rng, samples = case.rng("rewards"), int(case.options.get("samples", 8))
+        shape = (*case.lead, samples)
+        rewards = rng.normal(size=shape)
+        if case.kind == "benchmark":
+            rewards = (rng.random(shape) < 0.5).astype(float)
+        if case.kind == "constant":
+            rewards = np.full(shape, float(case.options.get("constant_value", 0.95)))
+        if case.kind == "equal":
+            rewards = np.where(rng.random((*case.lead, 1)) < 0.5, rewards[..., :1], rewards)
+        if case.kind == "offset":
+            rewards = 1000.0 + 1e-3 * rewards
+        if case.kind == "one_nan" and rewards.size:
+            rewards.reshape(-1)[0] = np.nan
+        layout = "contiguous" if case.layout == "expanded" else case.layout
+        given = {k: v for k, v in case.options.items() if k in DEFAULTS}
+        values = {**DEFAULTS, **given, "rewards": of(rewards, case.dtype, layout)}
+        return Inputs(values, case.lead, ("rewards",))
+
+    def output_shape(self, inputs: Inputs, name: str) -> tuple[int, ...]:
+        shape: tuple[int, ...] = inputs["rewards"].shape
+        return shape
+
+    def upstream(self, case: Case, inputs: Inputs) -> Mapping[str, Stored]:
+        return {}
+
+    def active(self, inputs: Inputs) -> np.ndarray:
+        return np.ones(inputs.num_rows, bool)
+
+    def needs(self, inputs: Inputs) -> tuple[str, ...]:
+        return ()
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        found = {k: v for k, v in inputs.values.items() if k == "rewards" or v != DEFAULTS[k]}
+        return {**found, "samples_per_prompt": inputs["rewards"].shape[-1]}
+
+    def expected(
+        self, case: Case, inputs: Inputs, contract: Contract, arch: str | None
+    ) -> Expected:
+        c = contract.coefficients(self.op_class, case.dtype, arch)
+        x = inputs["rewards"].values()
+        count = x.shape[-1]
+        mean = x.mean(-1, keepdims=True)
+        with np.errstate(all="ignore"):
+            squares = ((x - mean) ** 2).sum(-1, keepdims=True)
+            std = np.sqrt(squares / max(count - inputs["ddof"], 1))
+            eps = inputs["eps"]
+            below = {
+                "std": std + eps if inputs["eps_mode"] == "add" else np.maximum(std, eps),
+                "center": np.ones_like(std),
+                "rloo": np.full_like(std, (count - 1) / count),
+            }[inputs["normalize"]]
+            equal = (x == x[..., :1]).all(-1, keepdims=True)
+            value = np.where(equal, 0.0, (x - mean) / below)
+            # What fp64 leaves of a difference of large numbers.
+            rest = np.where(equal, 0.0, 1e-14 * np.abs(x).max(-1, keepdims=True) / below)
+        bound = c["rtol"] * np.abs(value) + rest
+        return Expected({"advantages": Bounded(value, bound)}, None)
+
+    def expected_gradients(
+        self,
+        case: Case,
+        inputs: Inputs,
+        upstream: Mapping[str, Stored],
+        forward: Expected,
+        contract: Contract,
+        arch: str | None,
+    ) -> Mapping[str, Bounded]:
+        return {}
+
+    def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
+        raise NotImplementedError("groups have no mask")
+
+    def scrambled(self, inputs: Inputs, rng: np.random.Generator) -> Inputs:
+        raise NotImplementedError("groups have no mask")
+
+    def without_skipping(self, inputs: Inputs) -> Inputs:
+        return inputs
+
+    def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
+        base = _case(dtype, (5,), seed=seed)
+        found = [base.but(kind=kind) for kind in KINDS]
+        found += [base.but(options=options) for options in self.option_sets[1:]]
+        found += [base.but(options={**o, "samples": 45}) for o in self.option_sets[:4]]
+        found += [base.but(layout=layout) for layout in LAYOUTS[1:]]
+        return [*found, _case(dtype, (0,)), _case(dtype, (3, 7))]
+
+    def random_case(self, rng: np.random.Generator, seed: int) -> Case:
+        options = dict(self.option_sets[int(rng.integers(len(self.option_sets) - 1))])
+        options["samples"] = int(rng.integers(1, 70))
+        kind, layout = str(rng.choice(list(KINDS))), str(rng.choice(LAYOUTS))
+        dtype = str(rng.choice(("float32", "float16", "bfloat16")))
+        return _case(dtype, (int(rng.integers(0, 20)),), kind, layout, options, seed)
+
+    def invariance_cases(self, dtype: str, seed: int) -> list[Case]:
+        return [_case(dtype, (130,), seed=seed)]
+
+    def liveness(self, case: Case) -> list[Liveness]:
+        base = self.build(case.but(kind="random", options={}))
+        changed = {"normalize": "rloo", "ddof": 0, "eps": 0.5}
+        pairs = [Liveness(name, base, base.but(**{name: v})) for name, v in changed.items()]
+        large = base.but(eps=0.5)
+        return [*pairs, Liveness("eps_mode", large, large.but(eps_mode="max"))]
+
+    def rejected(self, case: Case) -> list[Rejected]:
+        return []
+
+
+def _case(
+    dtype: str,
+    lead: tuple[int, ...],
+    kind: str = "random",
+    layout: str = "contiguous",
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Case:
+    return Case("group_advantages", dtype, lead, {}, kind, layout, options or {}, seed)
+
+
+def torch_group_advantages(
+    rewards: Any,
+    samples_per_prompt: int,
+    normalize: str = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    eps_mode: str = "add",
+) -> Any:
+    """As PyTorch users write it, in fp32: noise over eps where rewards are equal."""
+    import torch
+
+    x = rewards.float().reshape(-1, samples_per_prompt)
+    away = x - x.mean(-1, keepdim=True)
+    if normalize == "rloo":
+        away = away * samples_per_prompt / max(samples_per_prompt - 1, 1)
+    elif normalize == "std":
+        std = x.std(-1, correction=ddof, keepdim=True)
+        away = away / (std + eps if eps_mode == "add" else std.clamp(min=eps))
+    return torch.nan_to_num(away, nan=0.0).reshape(rewards.shape)
