@@ -103,6 +103,13 @@ def test_order_neighbours_and_micro_batches(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_any_number_of_multiprocessors(dtype):
+    for max_sms in (1, 7, 131, 0):
+        rlk.jit.configure(max_sms=max_sms)
+        assert same_bits(whole(dtype).logp(), wanted(dtype)[0]), f"{max_sms} multiprocessors"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_each_row_alone(dtype):
     wanted(dtype)
     rlk.jit.configure(specialize=False)

@@ -84,6 +84,16 @@ def test_the_workspace_does_not_grow_with_the_logits():
         )
 
 
+@pytest.mark.parametrize(("rows", "most_mib"), [(ROWS, 40), (8 * ROWS, 64), (64 * ROWS, 64)])
+def test_a_forward_without_inactive_rows(rows, most_mib):
+    hidden = torch.randn(1, DIM, device=DEVICE).bfloat16().expand(rows, DIM).contiguous()
+    _, weight, target = operands(1)
+    target = target.expand(rows).contiguous()
+    assert extra_mib(lambda: rlk.jit.linear_logp(hidden, weight, target, ignore_index=None)) < (
+        most_mib
+    )
+
+
 def test_what_was_saved_for_the_backward_is_two_numbers_a_row():
     hidden, weight, target = operands()
     hidden.requires_grad_()
