@@ -28,6 +28,8 @@ RLK_INLINE Mask load_mask(const unsigned char* p, long long first, long long cou
 
 RLK_INLINE long long number_of(Mask mask) { return -__builtin_reduce_add(mask); }
 
+constexpr long long kSumTokens = ExactLanes<kTermBits>::kMostTerms * kLanes;
+
 // Counts the active tokens of each sequence; sums what its log-ratio and correction need.
 extern "C" void rlk_ppo_loss_fwd_count(const void* args, long long begin, long long end) {
   const Args& a = *static_cast<const Args*>(args);
@@ -38,24 +40,28 @@ extern "C" void rlk_ppo_loss_fwd_count(const void* args, long long begin, long l
   for (long long i = begin; i < end; ++i) {
     const long long first = start_of(a, i), last = start_of(a, i + 1);
     long long n = 0;
-    ExactLanes<kTermBits> ratio, statistic;
-#pragma clang loop unroll(disable)
-    for (long long t = first; t < last; t += kLanes) {
-      const Mask active = load_mask(a.mask, t, last - t);
-      n += number_of(active);
-      if (!needs_ratio && !needs_statistic) continue;
-      const VecF old = load_some(a.old_log_probs + t, last - t);
-      if (needs_ratio) {
-        ratio.add(select(active, load_some(a.log_probs + t, last - t) - old, splat(0.0f)));
-      }
-      if (needs_statistic) {
-        const VecF u = old - load_some(a.rollout_log_probs + t, last - t);
-        statistic.add(select(active, u, splat(0.0f)));
-      }
-    }
     ExactSum ratio_sum{}, statistic_sum{};
-    ratio.add_to(ratio_sum);
-    statistic.add_to(statistic_sum);
+#pragma clang loop unroll(disable)
+    for (long long begin = first; begin < last; begin += kSumTokens) {
+      const long long end = begin + kSumTokens < last ? begin + kSumTokens : last;
+      ExactLanes<kTermBits> ratio, statistic;
+#pragma clang loop unroll(disable)
+      for (long long t = begin; t < end; t += kLanes) {
+        const Mask active = load_mask(a.mask, t, end - t);
+        n += number_of(active);
+        if (!needs_ratio && !needs_statistic) continue;
+        const VecF old = load_some(a.old_log_probs + t, end - t);
+        if (needs_ratio) {
+          ratio.add(select(active, load_some(a.log_probs + t, end - t) - old, splat(0.0f)));
+        }
+        if (needs_statistic) {
+          const VecF u = old - load_some(a.rollout_log_probs + t, end - t);
+          statistic.add(select(active, u, splat(0.0f)));
+        }
+      }
+      if (needs_ratio) add(ratio_sum, ratio.total());
+      if (needs_statistic) add(statistic_sum, statistic.total());
+    }
     store_statistics(a, c, i, n, ratio_sum, statistic_sum);
   }
 }
@@ -90,28 +96,50 @@ struct Totals {
   VecF ratio_max = -__builtin_inff(), minus_ratio_min = -__builtin_inff(),
        log_correction_max = 0.0f;
 
-  RLK_INLINE_MEMBER void add(const LossChoices& c, Mask active, const TokenResult& t) {
+  // Calls each(lanes, x) for every sum and its terms; x is 0 where a token is inactive.
+  template <class Each>
+  RLK_INLINE_MEMBER void for_each_sum(const LossChoices& c, Mask active, const TokenResult& t,
+                                      Each each) {
     const VecF zero = splat(0.0f);
-    const auto of = [&](VecF x) __attribute__((always_inline)) { return select(active, x, zero); };
-    term.add(t.term);
-    absolute.add(magnitude(t.term));
-    if (c.kl || c.entropy) policy.add(t.policy_term);
-    ratio.add(of(t.ratio));
-    ratio_squared.add(of(t.ratio * t.ratio));
-    log_ratio.add(-t.log_ratio);
-    k3.add(t.k3);
+    each(absolute, magnitude(t.term));
+    each(term, t.term);
+    if (c.kl || c.entropy) each(policy, t.policy_term);
+    each(ratio, select(active, t.ratio, zero));
+    each(ratio_squared, select(active, t.ratio * t.ratio, zero));
+    each(log_ratio, -t.log_ratio);
+    each(k3, t.k3);
     if (c.correction) {
-      correction.add(of(t.correction));
-      correction_squared.add(of(t.correction * t.correction));
+      each(correction, select(active, t.correction, zero));
+      each(correction_squared, select(active, t.correction * t.correction, zero));
+      each(log_correction, magnitude(t.log_correction));
+    }
+    if (c.kl) each(kl, t.kl);
+    if (c.entropy) each(entropy, t.entropy);
+  }
+
+  __attribute__((noinline)) void add_large(const LossChoices& c, Mask active,
+                                           const TokenResult& t) {
+    for_each_sum(c, active, t, [](auto& lanes, VecF x) { lanes.add(x); });
+  }
+
+  RLK_INLINE_MEMBER void add(const LossChoices& c, Mask active, const TokenResult& t) {
+    Mask large = 0;
+    for_each_sum(c, active, t, [&](auto&, VecF x) __attribute__((always_inline)) {
+      large = large | is_large_term(magnitude(x));
+    });
+    if (__builtin_reduce_or(large) != 0) {
+      add_large(c, active, t);
+    } else {
+      for_each_sum(c, active, t,
+                   [](auto& lanes, VecF x) __attribute__((always_inline)) { lanes.add_small(x); });
+    }
+    if (c.correction) {
       const VecF size = magnitude(t.log_correction);
-      log_correction.add(size);
       log_correction_max = select(size > log_correction_max, size, log_correction_max);
       counts[kCountCorrectionHigh] -= t.correction_high;
       counts[kCountCorrectionLow] -= t.correction_low;
       counts[kCountRejected] -= t.rejected;
     }
-    if (c.kl) kl.add(t.kl);
-    if (c.entropy) entropy.add(t.entropy);
     ratio_max = select(active & (t.ratio > ratio_max), t.ratio, ratio_max);
     minus_ratio_min = select(active & (-t.ratio > minus_ratio_min), -t.ratio, minus_ratio_min);
     counts[kCountActive] -= active;
@@ -126,8 +154,7 @@ struct Totals {
 
 template <int kBits>
 RLK_INLINE void store_sum(PpoLossPartial& to, int row, const ExactLanes<kBits>& lanes) {
-  ExactSum sum{};
-  lanes.add_to(sum);
+  const ExactSum sum = lanes.total();
   to.sum_low[row] = sum.low;
   to.sum_high[row] = sum.high;
   to.sum_special[row] = sum.special;

@@ -16,7 +16,7 @@ namespace {
 using runtime::ThreadPool;
 using templates::Dense;
 
-constexpr long long k_item_tokens = 4096;     // of a main step
+constexpr long long k_item_tokens = 2048;     // of a main step; ExactLanes has room for 512 vectors
 constexpr long long k_inline_tokens = 16384;  // below, the caller's thread does all
 
 void run(const LoadedKernel& kernel, int entry, const void* args, long long items,

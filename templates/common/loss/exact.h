@@ -39,7 +39,7 @@ RLK_INLINE ExactSum exact_integer(long long value, int shift) {
   return {static_cast<unsigned long long>(value) << 32, value >> 32, 0};
 }
 
-// x of at least 8 in magnitude, or NaN: its last bit is worth at least 2^-20.
+// x of at least 4 in magnitude, or NaN: its last bit is worth at least 2^-21.
 RLK_INLINE ExactSum exact_large(float x, int bits_of_unit) {
   const unsigned all = __builtin_bit_cast(unsigned, x);
   const int exponent = static_cast<int>(all >> 23 & 255);
