@@ -2,6 +2,8 @@
 // Strip and wave sizes are chosen here, for cache and memory alone: results do not depend on them.
 #include "templates/linear_logp/launch_cpu.hpp"
 
+#include "templates/common/cpu_steps.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -10,14 +12,11 @@
 #include <memory>
 #include <new>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace rlk {
 namespace {
 
 using runtime::ThreadPool;
+using templates::DefaultFloatMode;
 
 Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
 Int64 round_up(Int64 a, Int64 unit) { return ceil_div(a, unit) * unit; }
@@ -39,25 +38,6 @@ class Array {
 
  private:
   std::unique_ptr<T, Free> data_;
-};
-
-// The caller's thread may flush subnormals to zero or round otherwise, and then its rows would
-// differ from those of the pool's threads.
-class DefaultFloatMode {
- public:
-#if defined(__x86_64__)
-  DefaultFloatMode() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-  ~DefaultFloatMode() { _mm_setcsr(before_); }
-#else
-  DefaultFloatMode() = default;
-#endif
-  DefaultFloatMode(const DefaultFloatMode&) = delete;
-  DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
-
- private:
-#if defined(__x86_64__)
-  unsigned before_;
-#endif
 };
 
 // Runs steps over the pool; below k_inline_cost multiplications a step stays on this thread.
