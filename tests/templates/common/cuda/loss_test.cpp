@@ -16,6 +16,9 @@ namespace {
 
 constexpr float k_inf = std::numeric_limits<float>::infinity();
 
+__extension__ using Int128 = __int128;
+__extension__ using UInt128 = unsigned __int128;
+
 double relative(float got, long double exact) {
   if (exact == 0) return got == 0 ? 0 : 1;
   return static_cast<double>(std::fabs((got - exact) / exact));
@@ -63,8 +66,8 @@ TEST(LossTest, ExponentialsAtTheEnds) {
   EXPECT_EQ(logistic(k_inf).rest, 0.0f);
 }
 
-__int128 integer(const ExactSum& sum) {
-  return static_cast<__int128>(sum.high) << 64 | static_cast<__int128>(sum.low);
+Int128 integer(const ExactSum& sum) {
+  return static_cast<Int128>(sum.high) << 64 | static_cast<Int128>(sum.low);
 }
 
 TEST(LossTest, LargeTermsAreTheirIntegers) {
@@ -77,8 +80,8 @@ TEST(LossTest, LargeTermsAreTheirIntegers) {
       const ExactSum term = exact_large(x, bits);
       ASSERT_EQ(term.special, 0) << x;
       // 2^bits in two steps, each within a long double's integer.
-      const auto part = static_cast<__int128>(std::ldexp(static_cast<long double>(x), 22));
-      ASSERT_TRUE(integer(term) == part * (static_cast<__int128>(1) << (bits - 22))) << x;
+      const auto part = static_cast<Int128>(std::ldexp(static_cast<long double>(x), 22));
+      ASSERT_TRUE(integer(term) == part * (static_cast<Int128>(1) << (bits - 22))) << x;
       ASSERT_EQ(exact_value(term, bits), x);
     }
   }
@@ -108,8 +111,8 @@ TEST(LossTest, IntegersAreShiftedWithTheirSign) {
   for (const long long value : {0ll, 1ll, -1ll, 123456789012345ll, -(1ll << 62)}) {
     for (const int shift : {0, 32, 64}) {
       const ExactSum sum = exact_integer(value, shift);
-      const auto want = static_cast<unsigned __int128>(static_cast<__int128>(value)) << shift;
-      EXPECT_TRUE(static_cast<unsigned __int128>(integer(sum)) == want) << value << " " << shift;
+      const auto want = static_cast<UInt128>(static_cast<Int128>(value)) << shift;
+      EXPECT_TRUE(static_cast<UInt128>(integer(sum)) == want) << value << " " << shift;
     }
   }
 }
