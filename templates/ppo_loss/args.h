@@ -91,6 +91,9 @@ struct PpoLossArgs {
   const long long* item_sequences;
 };
 
+// CUDA: most tokens that a thread of fwd_main may have.
+constexpr long long kPpoLossMostTurns = 65535;
+
 // CUDA: makes an array dense, as kind.
 struct PpoLossPack {
   enum Kind : int { kFloats, kBytes, kIntegers };  // fp32; a mask's 0 and 1; int64

@@ -129,53 +129,64 @@ RLK_DEVICE Int64 sequence_of(const Args& a, Int64 token) {
   return low;
 }
 
-// What the tokens of a thread add up to. Counts are of the warp: lane i has count i.
+// What the tokens of a thread add up to: at most kPpoLossMostTurns, for counts of 16 bits.
 struct Totals {
   ExactLane<kTermBits> term, policy, absolute;
   ExactLane<kMetricBits> ratio, ratio_squared, log_ratio, k3, correction, correction_squared,
       log_correction, kl, entropy;
-  int count = 0;
+  unsigned pairs[(kNumCounts + 1) / 2] = {};
   float ratio_max = -infinity(), minus_ratio_min = -infinity(), log_correction_max = 0.0f;
 
   RLK_DEVICE void add_count(int row, bool mask) {
-    const int n = __popc(__ballot_sync(kFullWarp, mask));
-    count += threadIdx.x % 32 == row ? n : 0;
+    pairs[row / 2] += mask ? 1u << (16 * (row % 2)) : 0u;
+  }
+  RLK_DEVICE unsigned count(int row) const { return pairs[row / 2] >> (16 * (row % 2)) & 0xffffu; }
+
+  // Calls each(lane, row, x) for every sum and its terms.
+  template <class Each>
+  RLK_DEVICE void for_each_sum(const LossChoices& c, const TokenResult& t, Each each) {
+    each(term, kSumLoss, t.term);
+    each(absolute, kSumAbs, magnitude(t.term));
+    if (c.kl || c.entropy) each(policy, kSumPolicy, t.policy_term);
+    each(ratio, kSumRatio, t.ratio);
+    each(ratio_squared, kSumRatioSquared, t.ratio * t.ratio);
+    each(log_ratio, kSumLogRatio, -t.log_ratio);
+    each(k3, kSumK3, t.k3);
+    if (c.correction) {
+      each(correction, kSumCorrection, t.correction);
+      each(correction_squared, kSumCorrectionSquared, t.correction * t.correction);
+      each(log_correction, kSumLogCorrection, magnitude(t.log_correction));
+    }
+    if (c.kl) each(kl, kSumKl, t.kl);
+    if (c.entropy) each(entropy, kSumEntropy, t.entropy);
   }
 
-  // Every lane of the warp, with `active` false where there is no token.
-  RLK_DEVICE void add(ExactBlock<kNumSums>& block, const LossChoices& c, bool active,
-                      const TokenResult& t) {
-    add_count(kCountActive, active);
+  // An active token.
+  RLK_DEVICE void add(ExactBlock<kNumSums>& block, const LossChoices& c, const TokenResult& t) {
+    // One test for all sums: large terms are rare.
+    bool large = false;
+    for_each_sum(c, t, [&](auto&, int, float x) { large = large | is_large_term(magnitude(x)); });
+    if (large) {
+      for_each_sum(c, t, [&](auto& lane, int row, float x) { lane.add(block, row, x); });
+    } else {
+      for_each_sum(c, t, [](auto& lane, int, float x) { lane.add_small(x); });
+    }
+    if (c.correction) {
+      const float size = magnitude(t.log_correction);
+      log_correction_max = size > log_correction_max ? size : log_correction_max;
+      add_count(kCountCorrectionHigh, t.correction_high);
+      add_count(kCountCorrectionLow, t.correction_low);
+      add_count(kCountRejected, t.rejected);
+    }
+    ratio_max = t.ratio > ratio_max ? t.ratio : ratio_max;
+    minus_ratio_min = -t.ratio > minus_ratio_min ? -t.ratio : minus_ratio_min;
+    add_count(kCountActive, true);
     add_count(kCountClipHigh, t.clip_high);
     add_count(kCountClipLow, t.clip_low);
     add_count(kCountOutside, t.outside);
     add_count(kCountClamped, t.clamped);
     add_count(kCountNonfinite, t.nonfinite);
     if (c.dual_clip) add_count(kCountDual, t.dual);
-    if (c.correction) {
-      add_count(kCountCorrectionHigh, t.correction_high);
-      add_count(kCountCorrectionLow, t.correction_low);
-      add_count(kCountRejected, t.rejected);
-    }
-    if (!active) return;
-    term.add(block, kSumLoss, t.term);
-    absolute.add(block, kSumAbs, magnitude(t.term));
-    if (c.kl || c.entropy) policy.add(block, kSumPolicy, t.policy_term);
-    ratio.add(block, kSumRatio, t.ratio);
-    ratio_squared.add(block, kSumRatioSquared, t.ratio * t.ratio);
-    log_ratio.add(block, kSumLogRatio, -t.log_ratio);
-    k3.add(block, kSumK3, t.k3);
-    if (c.correction) {
-      const float size = magnitude(t.log_correction);
-      correction.add(block, kSumCorrection, t.correction);
-      correction_squared.add(block, kSumCorrectionSquared, t.correction * t.correction);
-      log_correction.add(block, kSumLogCorrection, size);
-      log_correction_max = size > log_correction_max ? size : log_correction_max;
-    }
-    if (c.kl) kl.add(block, kSumKl, t.kl);
-    if (c.entropy) entropy.add(block, kSumEntropy, t.entropy);
-    ratio_max = t.ratio > ratio_max ? t.ratio : ratio_max;
-    minus_ratio_min = -t.ratio > minus_ratio_min ? -t.ratio : minus_ratio_min;
   }
 
   RLK_DEVICE void store(ExactBlock<kNumSums>& block, const LossChoices& c) const {
@@ -200,7 +211,16 @@ RLK_DEVICE float max_of_warp(float x) {
   return x;
 }
 
-// A token a thread and turn; any number of blocks.
+// What the tokens of one sequence have in common, into the inputs of each.
+RLK_DEVICE void enter_sequence(const Args& a, const LossChoices& c, Int64 i, TokenInput& in) {
+  in.weight = a.sequence_weight[i];
+  if (c.kl) in.kl_weight = a.sequence_kl_weight[i];
+  if (c.policy == kGspo) in.sequence_log_ratio = a.sequence_log_ratio[i];
+  if (c.correction && c.level != kTokenLevel) in.sequence_statistic = a.sequence_statistic[i];
+  if (a.advantage_is_of_sequence) in.advantage = a.advantages[i];
+}
+
+// A block has neighbouring tokens, a thread every 256th of them; any number of blocks.
 extern "C" __global__ void __launch_bounds__(256)
     rlk_ppo_loss_fwd_main(const __grid_constant__ Args a) {
   __shared__ ExactBlock<kNumSums> block;
@@ -210,35 +230,51 @@ extern "C" __global__ void __launch_bounds__(256)
   const LossValues v = a.values;
   block.clear();
   Totals totals;
+  const Int64 range = ceil_div(ceil_div(a.num_tokens, 256), a.num_items) * 256;
+  const Int64 begin = blockIdx.x * range, end = min(begin + range, a.num_tokens);
+  Int64 t = begin + threadIdx.x;
+  if (t < end) {
+    TokenInput shared_in{};
+    Int64 i = sequence_of(a, t), last = start_of(a, i + 1);
+    enter_sequence(a, c, i, shared_in);
 #pragma unroll 1
-  for (Int64 first = blockIdx.x * Int64{256}; first < a.num_tokens;
-       first += gridDim.x * Int64{256}) {
-    const Int64 t = first + threadIdx.x;
-    TokenInput in{};
-    in.active = t < a.num_tokens && is_active(a, t);
-    // What an inactive token holds is not even read.
-    if (in.active) {
-      const Int64 i = sequence_of(a, t);
-      in.log_prob = a.log_probs[t];
-      in.old = a.old_log_probs[t];
-      in.advantage = a.advantages[a.advantage_is_of_sequence ? i : t];
-      if (c.correction) in.rollout = a.rollout_log_probs[t];
-      if (c.kl) in.ref = a.ref_log_probs[t];
-      if (c.entropy) in.entropy = a.entropy[t];
-      in.weight = a.sequence_weight[i];
-      if (c.kl) in.kl_weight = a.sequence_kl_weight[i];
-      if (c.policy == kGspo) in.sequence_log_ratio = a.sequence_log_ratio[i];
-      if (c.correction && c.level != kTokenLevel) in.sequence_statistic = a.sequence_statistic[i];
-      if (a.weights && !a.weight_is_of_sequence) in.weight = in.kl_weight = a.weights[t];
+    for (; t < end; t += 256) {
+      if (t >= last && i + 1 < a.num_sequences) {
+#pragma unroll 1
+        do {
+          last = start_of(a, ++i + 1);
+        } while (t >= last && i + 1 < a.num_sequences);
+        enter_sequence(a, c, i, shared_in);
+      }
+      TokenInput in = shared_in;
+      in.active = is_active(a, t);
+      float grad = 0.0f, grad_entropy = 0.0f;
+      // What an inactive token holds is not even read.
+      if (in.active) {
+        in.log_prob = a.log_probs[t];
+        in.old = a.old_log_probs[t];
+        if (!a.advantage_is_of_sequence) in.advantage = a.advantages[t];
+        if (c.correction) in.rollout = a.rollout_log_probs[t];
+        if (c.kl) in.ref = a.ref_log_probs[t];
+        if (c.entropy) in.entropy = a.entropy[t];
+        if (a.weights && !a.weight_is_of_sequence) in.weight = in.kl_weight = a.weights[t];
+        const TokenResult result = token_loss(c, v, in);
+        totals.add(block, c, result);
+        grad = result.grad;
+        grad_entropy = result.grad_entropy;
+      }
+      if (a.grad) a.grad[t] = grad;
+      if (a.grad_entropy) a.grad_entropy[t] = grad_entropy;
     }
-    const TokenResult result = token_loss(c, v, in);
-    totals.add(block, c, in.active, result);
-    if (a.grad && t < a.num_tokens) a.grad[t] = result.grad;
-    if (a.grad_entropy && t < a.num_tokens) a.grad_entropy[t] = result.grad_entropy;
   }
+  __syncwarp();
   totals.store(block, c);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (lane < kNumCounts) counts[warp][lane] = totals.count;
+#pragma unroll
+  for (int row = 0; row < kNumCounts; ++row) {
+    const unsigned n = __reduce_add_sync(kFullWarp, totals.count(row));
+    if (lane == 0) counts[warp][row] = static_cast<int>(n);
+  }
   const float most[] = {max_of_warp(totals.ratio_max), max_of_warp(totals.minus_ratio_min),
                         max_of_warp(totals.log_correction_max)};
   if (lane == 0) {

@@ -17,8 +17,8 @@ using namespace runtime::cuda;
 
 enum Step { k_pack, k_count, k_weigh, k_main, k_finish };
 
-// All blocks of the main step run at once, and the last step reads few partials.
-constexpr Int64 k_most_items = 512;
+// Of the main step, as many as run at once: a block has about 80 registers a thread.
+constexpr Int64 k_blocks_of_sm = 3;
 constexpr Int64 k_most_blocks = 4096;
 
 template <class Args>
@@ -34,7 +34,8 @@ void launch(const LoadedKernel& kernel, const PpoLossCall& call, int step, Int64
 // The arguments of a forward, with the copies that make arrays dense.
 class Plan {
  public:
-  Plan(Arena& arena, const PpoLossCall& call) : arena_(arena), args_(ppo_loss_sizes(call)) {
+  Plan(Arena& arena, const PpoLossCall& call, int num_sms)
+      : arena_(arena), args_(ppo_loss_sizes(call)) {
     args_.starts = integers(call.cu_seqlens);
     args_.group_starts = integers(call.group_starts);
     args_.mask = mask(call.mask);
@@ -59,7 +60,9 @@ class Plan {
     args_.sequence_kl_weight = arena_.take<float>(sequences);
     args_.sequence_log_ratio = arena_.take<float>(sequences);
     args_.sequence_statistic = arena_.take<float>(sequences);
-    args_.num_items = std::min(ceil_div(args_.num_tokens, 256), k_most_items);
+    const Int64 tiles = ceil_div(args_.num_tokens, 256);
+    args_.num_items =
+        std::min(tiles, std::max(k_blocks_of_sm * num_sms, ceil_div(tiles, kPpoLossMostTurns)));
     args_.partials = arena_.take<PpoLossPartial>(std::max<Int64>(args_.num_items, 1));
   }
 
@@ -112,9 +115,10 @@ class Plan {
 
 void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   Arena sizes(nullptr);
-  const Plan counted(sizes, call);
+  const int num_sms = entry(kernel, 0).driver().device(call.device.index).num_sms;
+  const Plan counted(sizes, call, num_sms);
   Arena memory(call.workspace->allocate(sizes.bytes()));
-  const Plan plan(memory, call);
+  const Plan plan(memory, call, num_sms);
   const PpoLossArgs& args = plan.args();
   for (const PpoLossPack& pack : plan.packs()) {
     launch(kernel, call, k_pack, std::min(ceil_div(pack.rows * pack.cols, 256), k_most_blocks), 256,

@@ -77,20 +77,32 @@ RLK_DEVICE ExactSum sum_of_warp(long long x, int shift) {
   return sum;
 }
 
+// Whether a term is not below 8, NaN too.
+RLK_DEVICE bool is_large_term(float magnitude) { return !(magnitude < 8.0f); }
+
 // A thread's part of a row.
 template <int kBits>
 class ExactLane {
  public:
+  // |x| below 8.
+  RLK_DEVICE void add_small(float x) {
+    const float scaled = x * 0x1p40f;
+    if constexpr (kBits == kTermBits) {
+      const float whole = cvt_rni(scaled);
+      coarse_ += cvt_rni_s64(whole);
+      fine_ += cvt_rni_s64(fma_rn(whole, -0x1p-40f, x) * 0x1p72f);
+    } else {
+      coarse_ += cvt_rni_s64(scaled);
+    }
+  }
+
+  // Any x.
   template <int kRows>
   RLK_DEVICE void add(ExactBlock<kRows>& block, int row, float x) {
-    if (!(magnitude(x) < 8.0f)) {
+    if (is_large_term(magnitude(x))) {
       block.add_large(row, x, kBits);
-      return;
-    }
-    const float scaled = x * 0x1p40f;
-    coarse_ += cvt_rni_s64(scaled);
-    if constexpr (kBits == kTermBits) {
-      fine_ += cvt_rni_s64(fma_rn(cvt_rni(scaled), -0x1p-40f, x) * 0x1p72f);
+    } else {
+      add_small(x);
     }
   }
 
