@@ -48,7 +48,8 @@ RLK_DEVICE void store_tile(Loop& tile, const StoreBounds& bounds, void* shared,
     __syncthreads();
     if (bounds.aligned) {
 #pragma unroll 1
-      for (unsigned item = threadIdx.x; item < kRows * kChunks; item += kBatch * Loop::kThreads) {
+      for (unsigned item = thread_index(); item < kRows * kChunks;
+           item += kBatch * Loop::kThreads) {
         uint4 chunks[kBatch];
 #pragma unroll
         for (int b = 0; b < kBatch; ++b) {
@@ -66,7 +67,7 @@ RLK_DEVICE void store_tile(Loop& tile, const StoreBounds& bounds, void* shared,
       }
     } else {
 #pragma unroll 1
-      for (unsigned at = threadIdx.x; at < kRows * Loop::kCols; at += Loop::kThreads) {
+      for (unsigned at = thread_index(); at < kRows * Loop::kCols; at += Loop::kThreads) {
         const int row = first + at / Loop::kCols, col = at % Loop::kCols;
         if (row >= bounds.num_rows || col >= bounds.num_cols) continue;
         row_start(row)[col * bounds.col_stride] = tile_in_shared[at / Loop::kCols * kPitch + col];
