@@ -24,6 +24,8 @@ inline constexpr std::uint64_t k_sweep_byte = 0;
 inline constexpr std::uint64_t k_usage_byte = (std::uint64_t{1} << 60) + 1;
 // Whoever writes a manifest.
 inline constexpr std::uint64_t k_manifest_byte = k_usage_byte + 1;
+// Whoever writes the choices of tiles.
+inline constexpr std::uint64_t k_tuning_byte = k_manifest_byte + 1;
 
 // The byte of a key, from its digest in hex; none of the above.
 std::uint64_t byte_of_key(std::string_view digest);

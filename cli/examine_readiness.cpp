@@ -106,7 +106,7 @@ void examine_readiness(const Context& context, const jit::Layers& layers, cache:
   auto targets = named_targets(choice);
   if (!choice.models.empty()) {
     findings.push_back(
-        examine_kernels(store, "of the models' kernels", chosen_kernels(choice, here)));
+        examine_kernels(store, "of the models' kernels", chosen_kernels(context, choice, here)));
   } else {
     const bool is_asked = !targets.empty();
     if (!is_asked) targets = here;

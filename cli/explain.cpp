@@ -7,6 +7,7 @@
 #include "jit/build_key.hpp"
 #include "jit/llvm_compiler.hpp"
 #include "jit/nvrtc/make_nvrtc_compiler.hpp"
+#include "jit/op.hpp"
 
 #include <fmt/format.h>
 
@@ -35,6 +36,12 @@ CompilerAtHand compiler_at_hand(const Context& context, Target target) {
   return {why_not.empty() ? compiler->identity() : "", why_not};
 }
 
+// A kernel of the same bits, for another tile, and its file.
+struct Alternative {
+  std::string name;
+  Candidate file;
+};
+
 // All that is told of a kernel.
 struct Answer {
   std::string name;
@@ -42,27 +49,30 @@ struct Answer {
   bool is_generic = false;
   CompilerAtHand compiler;
   std::vector<Candidate> candidates;
-  std::optional<Difference> difference = {};  // of the nearest, where no file has the key
-  std::optional<Candidate> generic = {};      // of a miss: the generic kernel's file
-  std::string does = {};                      // one of the words below
-  std::string text = {};                      // the same for people
+  std::optional<Difference> difference = {};    // of the nearest, where no file has the key
+  std::optional<Alternative> alternative = {};  // of a miss: what runs before the generic kernel
+  std::optional<Candidate> generic = {};        // of a miss: the generic kernel's file
+  std::string does = {};                        // one of the words below
+  std::string text = {};                        // the same for people
 };
 
-// Words for --json: load, compile, compile-in-background, run-generic, fail.
+// Words for --json: load, compile, compile-in-background, run-alternative, run-generic, fail.
 void decide(const Context& context, Answer& answer) {
   const std::string& compiler = answer.compiler.identity;
+  const bool has_fallback = answer.alternative || answer.generic;
+  const std::string fallback = answer.alternative ? answer.alternative->name : "the generic kernel";
   if (is_hit(answer.candidates)) {
     answer.does = "load";
     answer.text = "loads that file";
-  } else if (!compiler.empty() && context.settings.policy == Policy::async && answer.generic) {
+  } else if (!compiler.empty() && context.settings.policy == Policy::async && has_fallback) {
     answer.does = "compile-in-background";
-    answer.text = fmt::format("runs the generic kernel, compiles with {} meanwhile", compiler);
+    answer.text = fmt::format("runs {}, compiles with {} meanwhile", fallback, compiler);
   } else if (!compiler.empty()) {
     answer.does = "compile";
     answer.text = "compiles with " + compiler;
-  } else if (answer.generic) {
-    answer.does = "run-generic";
-    answer.text = fmt::format("runs the generic kernel ({})", answer.compiler.why_not);
+  } else if (has_fallback) {
+    answer.does = answer.alternative ? "run-alternative" : "run-generic";
+    answer.text = fmt::format("runs {} ({})", fallback, answer.compiler.why_not);
   } else {
     answer.does = "fail";
     answer.text =
@@ -85,6 +95,12 @@ Answer answer_for(const Context& context, const Wanted& wanted,
                           : has_files   ? nullptr
                                         : nearest(key, kernels);
     if (other != nullptr) answer.difference = difference(key, *other);
+    for (const auto& alternative : wanted.spec.op->alternatives(wanted.spec)) {
+      const auto files = look_up(context, kernels, jit::build_key(alternative), compiler.identity);
+      if (!is_hit(files)) continue;
+      answer.alternative = {alternative.text(), files.back()};
+      break;
+    }
     if (!answer.is_generic) {
       const auto generic =
           look_up(context, kernels, jit::build_key(wanted.spec.generic()), compiler.identity);
@@ -126,6 +142,10 @@ void print_for_people(const Context& context, const Answer& answer) {
     line("  wanted", or_nothing(differs->wanted));
     line("  found", or_nothing(differs->found));
   }
+  if (const auto& other = answer.alternative) {
+    line("same bits", fmt::format("{} ({})", printable(other->file.path),
+                                  printable(layer_name(context, other->file.layer))));
+  }
   if (answer.generic) {
     line("generic", fmt::format("{} ({})", printable(answer.generic->path),
                                 printable(layer_name(context, answer.generic->layer))));
@@ -162,6 +182,10 @@ Json json_of(const Context& context, const Answer& answer) {
                        {"field", differs->field},
                        {"wanted", differs->wanted},
                        {"found", differs->found}};
+  }
+  json["alternative"] = nullptr;
+  if (const auto& other = answer.alternative) {
+    json["alternative"] = {{"name", other->name}, {"file", json_of(context, other->file)}};
   }
   json["generic"] = answer.generic ? json_of(context, *answer.generic) : Json();
   json["compiler"] = answer.compiler.identity.empty() ? Json() : Json(answer.compiler.identity);

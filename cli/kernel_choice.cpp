@@ -71,6 +71,10 @@ std::vector<Target> named_targets(const KernelChoice& choice) {
   return named(choice.archs, "--arch", target_names());
 }
 
+std::vector<DType> named_dtypes(const std::vector<std::string>& words) {
+  return named(words, "--dtype", k_dtypes);
+}
+
 std::vector<Target> card_targets(const Settings& settings, runtime::cuda::Driver* driver) {
   std::vector<Target> targets;
   if (driver == nullptr) return targets;
@@ -108,14 +112,15 @@ std::vector<jit::ModelShape> chosen_shapes(const KernelChoice& choice) {
   return shapes;
 }
 
-std::vector<jit::Specialization> chosen_kernels(const KernelChoice& choice,
+std::vector<jit::Specialization> chosen_kernels(const Context& context, const KernelChoice& choice,
                                                 const std::vector<Target>& targets) {
   const auto asked = named_targets(choice);
   jit::WarmPlan plan{.shapes = chosen_shapes(choice),
                      .ops = named(choice.ops, "--op", op_names()),
                      .passes = named(choice.passes, "--pass", k_passes),
-                     .dtypes = named(choice.dtypes, "--dtype", k_dtypes),
-                     .targets = asked.empty() ? targets : asked};
+                     .dtypes = named_dtypes(choice.dtypes),
+                     .targets = asked.empty() ? targets : asked,
+                     .tunings = jit::read_tunings(layers_of(context).options)};
   if (plan.ops.empty()) plan.ops.assign(templates::ops().begin(), templates::ops().end());
   return jit::kernels_of(plan);
 }

@@ -2,9 +2,11 @@
 // Which kernels the command line means by models, targets, ops, dtypes and passes.
 #pragma once
 
+#include "cli/context.hpp"
 #include "jit/specialization.hpp"
 #include "jit/warm/model_shape.hpp"
 #include "runtime/cuda/driver.hpp"
+#include "runtime/dtype.hpp"
 #include "runtime/settings.hpp"
 
 #include <string>
@@ -22,6 +24,9 @@ struct KernelChoice {
 // The targets that are named; none where none is. Throws InvalidArgument.
 std::vector<Target> named_targets(const KernelChoice& choice);
 
+// "bf16", "fp16,fp32". Throws InvalidArgument, which names --dtype.
+std::vector<DType> named_dtypes(const std::vector<std::string>& words);
+
 // What the cards run, one a card; none without a driver.
 std::vector<Target> card_targets(const Settings& settings, runtime::cuda::Driver* driver);
 
@@ -35,7 +40,7 @@ std::vector<jit::ModelShape> chosen_shapes(const KernelChoice& choice);
 
 // What calls of the models would ask for; `targets` where none is named. Throws InvalidArgument,
 // which names the option.
-std::vector<jit::Specialization> chosen_kernels(const KernelChoice& choice,
+std::vector<jit::Specialization> chosen_kernels(const Context& context, const KernelChoice& choice,
                                                 const std::vector<Target>& targets);
 
 }  // namespace rlk::cli

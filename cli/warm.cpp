@@ -44,7 +44,7 @@ class HeardSignals {
 };
 
 std::vector<jit::Specialization> kernels_of(const Context& context, const WarmCommand& asked) {
-  auto kernels = chosen_kernels(asked.choice, own_targets(context.settings));
+  auto kernels = chosen_kernels(context, asked.choice, own_targets(context.settings));
   const auto targets = named_targets(asked.choice);
   for (const std::string& file : asked.traces) {
     const jit::TraceRead read = jit::read_trace(file);

@@ -7,6 +7,7 @@
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
 
+#include <algorithm>
 #include <thread>
 
 namespace rlk::jit {
@@ -84,13 +85,14 @@ KernelPtr Dispatcher::make(const Missing& missing) {
   }
 }
 
-Specialization Dispatcher::specialize(const OpCall& call) const {
+Specialization Dispatcher::specialize(const OpCall& call) {
   if (call.device.kind == Device::Kind::other || (!cuda_.loader && is_cuda(call.device))) {
     throw Unsupported(
         "{}: device: expected cpu, or cuda of compute capability 8.0 or later, got {}",
         call.op->name, text(call.device));
   }
-  const auto spec = call.op->specialize(call, target(call.device));
+  const auto target = this->target(call.device);
+  const auto spec = call.op->specialize(call, target, tuning(*call.op, call.pass, call.device));
   return specialize_.load(std::memory_order_relaxed) ? spec : spec.generic();
 }
 
@@ -98,6 +100,22 @@ Target Dispatcher::target(const Device& device) const {
   const int forced = (is_cuda(device) ? cuda_target_ : cpu_target_).load(std::memory_order_relaxed);
   if (forced != k_own_target) return static_cast<Target>(forced);
   return (is_cuda(device) ? cuda_ : cpu_).loader->target(device.index);
+}
+
+Tuning Dispatcher::tuning(const Op& op, Pass pass, const Device& device) {
+  if (op.tile_names.empty() || !is_cuda(device)) return {};
+  if (const Tuning* found = tunings_.find(op, pass, device.index)) return *found;
+  const runtime::DeviceModel model = cuda_.loader->model(device.index);
+  const std::lock_guard lock(mutex_);
+  const std::string& forced = session_.config.settings.tile;
+  Tuning tuning = forced_tuning(op, forced);
+  if (forced.empty()) {
+    const auto found = std::ranges::find_if(*session_.tunings, [&](const TuningRecord& record) {
+      return is_of(record, op, pass) && record.device == model;
+    });
+    if (found != session_.tunings->end()) tuning = tuning_of(*found, op);
+  }
+  return tunings_.add(op, pass, device.index, tuning);
 }
 
 LaunchSettings Dispatcher::launch_settings() const {
@@ -122,6 +140,7 @@ void Dispatcher::pin_if_captured(const OpCall& call, const Specialization& spec,
 
 void Dispatcher::unload_surplus() {
   for (KernelPtr& kernel : table_.take_surplus(static_cast<std::size_t>(max_kernels_))) {
+    if (kernel.use_count() > 1) continue;  // it runs for another key too
     log().info("unloads {}", kernel->name);
     unloads_.fetch_add(1, std::memory_order_relaxed);
     kernel.reset();  // waits for what was launched
@@ -202,91 +221,10 @@ KernelPtr Dispatcher::load_cached(const Specialization& spec, const cache::Entry
   }
 }
 
-KernelPtr Dispatcher::find_generic(const Specialization& spec, int device,
-                                   const std::string& reason) {
-  if (spec.is_generic()) {
-    throw Unsupported(
-        "{}: kernel: expected one for {}, found none: the built-in layer does not hold it and "
-        "nothing can be "
-        "compiled ({})",
-        spec.op->name, spec.text(), reason);
-  }
-  const Specialization generic = spec.generic();
-  const auto variant = table_.look_up_or_build(generic, [&]() -> Variant {
-    const Session session = this->session();
-    if (auto kernel = get_and_load(session, generic, build_key(generic), device)) {
-      return {.kernel = kernel};
-    }
-    // PTX runs on every card, with the same bits, where the driver refuses the cubin.
-    Specialization ptx = generic;
-    ptx.target = Target::compute_80;
-    if (backend(generic.target) == Backend::cuda && ptx != generic) {
-      if (auto kernel = get_and_load(session, ptx, build_key(ptx), device))
-        return {.kernel = kernel};
-    }
-    return {.kernel = find_generic(generic, device, reason)};
-  });
-  record(cache::UsageEvent::fallback, spec);
-  return variant->kernel;
-}
-
-Variant Dispatcher::fall_back(const Specialization& spec, int device, const std::string& reason) {
-  const KernelPtr generic = find_generic(spec, device, reason);
-  warn_once(fmt::format("{}: the generic kernel runs instead: {}", spec.text(), reason), reason);
-  return {.kernel = generic, .is_fallback = true, .reason = reason};
-}
-
-void Dispatcher::warn_once(const std::string& message, const std::string& reason) {
-  std::lock_guard lock(mutex_);
-  // One warning a reason: with RLK_JIT=off a service would else warn for each new shape.
-  if (warned_.insert(reason).second) log().warn("{}", message);
-}
-
-Explanation Dispatcher::explain(const OpCall& call) {
-  call.op->check(call);
-  const Specialization spec = specialize(call);
-  std::shared_lock building(building_);
-  const Session session = this->session();
-  const auto describe = [&](const Specialization& which) {
-    return Explanation{which.text(), build_key(which).digest(),
-                       which.is_generic() ? "generic" : "specialized", "", ""};
-  };
-  if (const auto variant = table_.look_up(spec)) {
-    auto result = describe(variant->is_fallback ? spec.generic() : spec);
-    result.source = "loaded";
-    result.reason = variant->is_fallback ? variant->reason : "it runs already in this process";
-    const auto& coming = variant->coming;
-    if (coming && coming->is_done && coming->kernel) {
-      result = describe(spec);
-      result.source = "loaded";
-      result.reason = "it was compiled in the background and takes over at the next call";
-    } else if (coming && coming->is_done) {
-      result.reason = coming->failure;
-    }
-    return result;
-  }
-  auto result = describe(spec);
-  if (get(session, spec, build_key(spec))) {
-    result.source = "cache";
-    result.reason = "an entry of this key lies in a cache layer";
-    return result;
-  }
-  const auto why = why_not_compile(session, spec);
-  if (why.empty()) {
-    result.source = "compile";
-    result.reason = "no cache layer has it; the first call compiles it";
-    return result;
-  }
-  result = describe(spec.generic());
-  const bool found = get(session, spec.generic(), build_key(spec.generic())).has_value();
-  result.source = found ? "cache" : "none";
-  result.reason = why;
-  return result;
-}
-
 CacheInfo Dispatcher::cache_info() const {
   return {memory_hits_, disk_hits_, compiles_,
-          fallbacks_,   unloads_,   static_cast<std::int64_t>(table_.num_loaded())};
+          fallbacks_,   unloads_,   static_cast<std::int64_t>(table_.num_loaded()),
+          alternatives_};
 }
 
 }  // namespace rlk::jit

@@ -9,6 +9,8 @@
 #include "jit/compiler.hpp"
 #include "jit/kernel_table.hpp"
 #include "jit/op.hpp"
+#include "jit/tuning_file.hpp"
+#include "jit/tuning_table.hpp"
 #include "jit/warm/trace.hpp"
 #include "runtime/loader.hpp"
 #include "runtime/settings.hpp"
@@ -28,12 +30,13 @@
 namespace rlk::jit {
 
 struct CacheInfo {
-  std::int64_t memory_hits = 0;  // calls whose kernel was loaded
-  std::int64_t disk_hits = 0;    // kernels loaded from a cache layer
-  std::int64_t compiles = 0;     // kernels compiled by this process
-  std::int64_t fallbacks = 0;    // calls that ran the generic kernel in place of a specialized one
-  std::int64_t unloads = 0;      // kernels unloaded, to keep to RLK_MAX_KERNELS
-  std::int64_t loaded = 0;       // specialized kernels that are loaded now
+  std::int64_t memory_hits = 0;   // calls whose kernel was loaded
+  std::int64_t disk_hits = 0;     // kernels loaded from a cache layer
+  std::int64_t compiles = 0;      // kernels compiled by this process
+  std::int64_t fallbacks = 0;     // calls that ran the generic kernel in place of a specialized one
+  std::int64_t unloads = 0;       // kernels unloaded, to keep to RLK_MAX_KERNELS
+  std::int64_t loaded = 0;        // specialized kernels that are loaded now
+  std::int64_t alternatives = 0;  // calls that ran a kernel of another tile in place of their own
 };
 
 // What a call would run, found without compiling, storing or loading anything.
@@ -84,6 +87,8 @@ class Dispatcher {
 
   // What calls on the device run. Throws Unsupported.
   Target target(const Device& device) const;
+  // Which tiles they take.
+  Tuning tuning(const Op& op, Pass pass, const Device& device);
 
   // Whether no kernel is being built in the background, after waiting for that at most so long.
   bool wait_for(std::chrono::milliseconds time) { return background_.wait_for(time); }
@@ -99,6 +104,7 @@ class Dispatcher {
     std::shared_ptr<cache::DiskStore> store;
     std::shared_ptr<cache::UsageLog> usage;
     std::shared_ptr<Trace> trace;
+    std::shared_ptr<const std::vector<TuningRecord>> tunings;
   };
 
   // A kernel that a call found nowhere.
@@ -116,7 +122,7 @@ class Dispatcher {
   const Toolchain& tools(const Specialization& spec) const {
     return backend(spec.target) == Backend::cpu ? cpu_ : cuda_;
   }
-  Specialization specialize(const OpCall& call) const;
+  Specialization specialize(const OpCall& call);
   LaunchSettings launch_settings() const;
   void expect_no_capture(const OpCall& call, const Specialization& spec) const;
   std::string why_not_compile(const Session& session, const Specialization& spec) const;
@@ -132,10 +138,13 @@ class Dispatcher {
   void pin_if_captured(const OpCall& call, const Specialization& spec,
                        const KernelTable::Held& variant) const;
   void unload_surplus();
+  KernelPtr find_alternative(const Specialization& spec, int device);
   KernelPtr find_generic(const Specialization& spec, int device, const std::string& reason);
+  Variant find_fallback(const Specialization& spec, int device, const std::string& reason);
   Variant fall_back(const Specialization& spec, int device, const std::string& reason);
   Variant make_in_background(const Missing& missing);
-  void run_in_background(const Missing& missing, ComingKernel& coming);
+  void run_in_background(const Missing& missing, const std::string& note, ComingKernel& coming);
+  void count_fallback(const Variant& variant);
   void take_over(const OpCall& call, const Specialization& spec, KernelTable::Held& variant);
   void warn_once(const std::string& message, const std::string& reason);
   // For `rlk-jit stats`; of a first call alone.
@@ -143,6 +152,7 @@ class Dispatcher {
 
   Toolchain cpu_, cuda_;
   KernelTable table_;
+  TuningTable tunings_;
 
   // Read on every call. Targets: what RLK_ARCH says, or none: the device's own.
   static constexpr int k_own_target = -1;
@@ -165,7 +175,7 @@ class Dispatcher {
   Background background_{2};
 
   mutable std::atomic<std::int64_t> memory_hits_{0}, disk_hits_{0}, compiles_{0}, fallbacks_{0},
-      unloads_{0};
+      unloads_{0}, alternatives_{0};
 };
 
 }  // namespace rlk::jit

@@ -7,9 +7,9 @@
 namespace rlk::jit {
 
 Variant Dispatcher::make_in_background(const Missing& missing) {
-  KernelPtr generic;
+  Variant variant;
   try {
-    generic = find_generic(missing.spec, missing.device, "no generic kernel");
+    variant = find_fallback(missing.spec, missing.device, "no generic kernel");
   } catch (const Unsupported&) {
     return {.kernel = make(missing)};  // nothing could run meanwhile
   }
@@ -23,22 +23,24 @@ Variant Dispatcher::make_in_background(const Missing& missing) {
     coming = slot;
   }
   // Not new where configure() had the fallbacks forgotten.
-  if (is_new) background_.add([this, missing, coming] { run_in_background(missing, *coming); });
-  return {.kernel = generic,
-          .is_fallback = true,
-          .reason = "the specialized kernel is compiled in the background",
-          .coming = std::move(coming)};
+  if (is_new) {
+    background_.add([this, missing, coming, note = note_of(variant)] {
+      run_in_background(missing, note, *coming);
+    });
+  }
+  variant.reason = "the specialized kernel is compiled in the background";
+  variant.coming = std::move(coming);
+  return variant;
 }
 
-void Dispatcher::run_in_background(const Missing& missing, ComingKernel& coming) {
+void Dispatcher::run_in_background(const Missing& missing, const std::string& note,
+                                   ComingKernel& coming) {
   const std::shared_lock building(building_);
   try {
     coming.kernel = make(missing);
   } catch (const std::exception& error) {
     coming.failure = error.what();
-    warn_once(
-        fmt::format("{}: the generic kernel runs instead: {}", missing.spec.text(), coming.failure),
-        coming.failure);
+    warn_once(fmt::format("{}: {}: {}", missing.spec.text(), note, coming.failure), coming.failure);
     const std::lock_guard lock(mutex_);
     coming_.erase(missing.spec);  // after a configure() it is tried again
   }
@@ -51,13 +53,15 @@ void Dispatcher::take_over(const OpCall& call, const Specialization& spec,
   // A graph under capture keeps the kernel that it began with.
   if (coming == nullptr || !coming->is_done.load(std::memory_order_acquire) ||
       tools(spec).loader->is_capturing(call.device.index, call.stream)) {
-    fallbacks_.fetch_add(1, std::memory_order_relaxed);
+    count_fallback(*variant);
     return;
   }
   if (coming->kernel == nullptr) {
-    fallbacks_.fetch_add(1, std::memory_order_relaxed);
-    variant = table_.replace_fallback(
-        spec, {.kernel = variant->kernel, .is_fallback = true, .reason = coming->failure});
+    count_fallback(*variant);
+    Variant lasting = *variant;
+    lasting.reason = coming->failure;
+    lasting.coming = nullptr;
+    variant = table_.replace_fallback(spec, std::move(lasting));
     return;
   }
   {

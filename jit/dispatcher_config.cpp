@@ -121,8 +121,11 @@ void Dispatcher::configure(Config config) {
   if (!session_.store || config.settings.cache_dir != session_.config.settings.cache_dir) {
     cache::StoreOptions options = store_options(config.settings);
     session_.usage = std::make_shared<cache::UsageLog>(options);
+    session_.tunings = std::make_shared<const std::vector<TuningRecord>>(read_tunings(options));
+    tunings_.clear();
     session_.store = std::make_shared<cache::DiskStore>(std::move(options));
   }
+  if (config.settings.tile != session_.config.settings.tile) tunings_.clear();
   if (!session_.trace) session_.trace = std::make_shared<Trace>(config.settings.trace_file);
   session_.config = std::move(config);
   warned_.clear();

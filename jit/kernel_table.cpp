@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <set>
 
 namespace rlk::jit {
 namespace {
@@ -114,9 +115,13 @@ std::vector<KernelPtr> KernelTable::take_surplus(std::size_t most) {
 
 std::size_t KernelTable::num_loaded() const {
   const std::lock_guard lock(mutex_);
-  const auto counts = [](const auto& entry) { return entry->may_be_unloaded; };
-  return static_cast<std::size_t>(std::ranges::count_if(entries_, counts) +
-                                  std::ranges::count_if(retired_, counts));
+  std::set<const LoadedKernel*> kernels;  // one may run for several keys
+  for (const Entries* entries : {&entries_, &retired_}) {
+    for (const auto& entry : *entries) {
+      if (entry->may_be_unloaded) kernels.insert(entry->variant.kernel.get());
+    }
+  }
+  return kernels.size();
 }
 
 // Null where the table does not have the key.
@@ -156,7 +161,8 @@ KernelTable::Entry* KernelTable::put(const Specialization& spec, Variant variant
   take_out(spec);
   auto entry = std::make_unique<Entry>();
   entry->variant = std::move(variant);
-  entry->may_be_unloaded = !entry->variant.is_fallback && !spec.is_generic();
+  const bool is_specialized = !entry->variant.is_fallback || entry->variant.is_alternative;
+  entry->may_be_unloaded = is_specialized && !spec.is_generic();
   entry->last_used = clock_.fetch_add(1, std::memory_order_relaxed);
   if (Slot* slot = find_slot(*tables_.back(), spec)) {
     slot->entry.store(entry.get());

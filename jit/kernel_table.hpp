@@ -33,13 +33,20 @@ struct ComingKernel {
   std::string failure;  // why
 };
 
-// What runs for a Specialization: its own kernel, or the generic one in its place.
+// What runs for a Specialization: its own kernel, or another one that gives the same bits.
 struct Variant {
   KernelPtr kernel;
   bool is_fallback = false;
-  std::string reason = {};                    // why the generic one runs
+  bool is_alternative = false;  // a fallback that is specialized too, for another tile
+  std::string reason = {};      // why the fallback runs
   std::shared_ptr<ComingKernel> coming = {};  // what will take its place, if anything will
 };
+
+// For messages.
+inline std::string note_of(const Variant& fallback) {
+  return fallback.is_alternative ? fallback.kernel->name + " runs instead"
+                                 : "the generic kernel runs instead";
+}
 
 class KernelTable {
   struct Entry {

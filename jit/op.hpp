@@ -3,6 +3,7 @@
 #pragma once
 
 #include "jit/specialization.hpp"
+#include "jit/tuning.hpp"
 #include "jit/warm/model_shape.hpp"
 #include "runtime/loaded_kernel.hpp"
 #include "runtime/tensor.hpp"
@@ -48,6 +49,8 @@ struct ConstantDef {
   constexpr bool is_option() const { return !words.empty() && words[0].empty(); }
 };
 
+inline std::vector<Specialization> no_alternatives(const Specialization&) { return {}; }
+
 struct Op {
   std::string_view name;
   std::span<const ConstantDef> constants;
@@ -55,7 +58,7 @@ struct Op {
   // Stage 2. Throws InvalidArgument.
   void (*check)(const OpCall&);
   // Stage 3. Allocates nothing.
-  Specialization (*specialize)(const OpCall&, Target);
+  Specialization (*specialize)(const OpCall&, Target, const Tuning&);
   // Stage 10. kernel.entries follow `entries(pass)`.
   void (*launch)(const LoadedKernel&, const OpCall&, const LaunchSettings&);
 
@@ -66,7 +69,11 @@ struct Op {
   // The generic variants that ship with rlk, for one target.
   std::vector<Specialization> (*generic_variants)(Target);
   // The variants that calls of a model's head ask for.
-  std::vector<Specialization> (*model_variants)(const ModelShape&, DType, Pass, Target);
+  std::vector<Specialization> (*model_variants)(const ModelShape&, DType, Pass, Target,
+                                                const Tuning&);
+  // Those that differ from this one in their tile alone, so that they give the same bits.
+  std::vector<Specialization> (*alternatives)(const Specialization&) = no_alternatives;
+  std::span<const std::string_view> tile_names = {};
 };
 
 }  // namespace rlk::jit

@@ -7,8 +7,17 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 
 namespace rlk::runtime {
+
+// What a measured choice holds for.
+struct DeviceModel {
+  std::string name;    // "NVIDIA H100 80GB HBM3"
+  std::string driver;  // its CUDA version: "12.8"
+
+  bool operator==(const DeviceModel&) const = default;
+};
 
 class Loader {
  public:
@@ -17,6 +26,9 @@ class Loader {
   // What device `index` of this backend runs. Called on every call. Throws Unsupported where it can
   // run nothing of ours.
   virtual Target target(int index) = 0;
+
+  // Throws as target(). Of the CPU, for which nothing is measured, it tells nothing.
+  virtual DeviceModel model(int /*index*/) { return {}; }
 
   // Fills entries (in the order of `entries`) and image. Throws LoadError where the bytes are no
   // code of this backend or lack an entry. Any thread.

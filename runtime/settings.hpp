@@ -39,6 +39,7 @@ struct Settings {
   bool validate_sync = false;             // RLK_VALIDATE: CUDA, values are checked before a launch
   int workspace_mib = 512;                // RLK_WORKSPACE_MIB: CUDA, of a backward, about
   int max_sms = 0;                        // CUDA: that a persistent kernel takes; 0: all
+  std::string tile;                       // CUDA: of all calls that have it; empty: chosen
   int max_kernels = 256;                  // RLK_MAX_KERNELS: specialized ones loaded at once
   std::filesystem::path package_folder;   // holds librlk_llvm.so and builtin/; beside this code
 };

@@ -3,44 +3,22 @@
 #include "jit/warm/manifest.hpp"
 
 #include "cache/entry_file.hpp"
-#include "cache/file_lock.hpp"
-#include "cache/lock_place.hpp"
 #include "cache/text_file.hpp"
 #include "jit/build_key.hpp"
+#include "jit/file_turn.hpp"
 #include "jit/parse_specialization.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
 
 #include <nlohmann/json.hpp>
 
-#include <cerrno>
-#include <chrono>
-#include <optional>
 #include <set>
-#include <thread>
 
 namespace rlk::jit {
 namespace {
 
 constexpr int k_format = 1;
 constexpr std::uint64_t k_most_bytes = std::uint64_t{64} << 20;
-
-// Waits as long as another writes, which takes milliseconds; without a lock one may be lost.
-class Turn {
- public:
-  explicit Turn(const cache::StoreOptions& store) {
-    cache::FileSystem& files = cache::posix_file_system();
-    const auto place = cache::lock_place(files, *store.read_write, store.local_folders);
-    if (place.path.empty()) return;
-    lock_.emplace(files, place.path, store.sharing, cache::k_manifest_byte);
-    for (int i = 0; i < 500 && lock_->error() == 0 && lock_->try_lock() == EAGAIN; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-  }
-
- private:
-  std::optional<cache::FileLock> lock_;
-};
 
 void write(const cache::StoreOptions& store, const std::set<std::string>& names) {
   const nlohmann::ordered_json json = {{"format", k_format}, {"kernels", names}};
@@ -81,7 +59,7 @@ std::vector<std::string> read_manifest(const std::string& folder) {
 }
 
 void add_to_manifest(const cache::StoreOptions& store, const std::vector<std::string>& names) {
-  const Turn turn(store);
+  const FileTurn turn(store, cache::k_manifest_byte);
   const auto before = read_manifest(*store.read_write);
   std::set<std::string> all(before.begin(), before.end());
   all.insert(names.begin(), names.end());
@@ -89,7 +67,7 @@ void add_to_manifest(const cache::StoreOptions& store, const std::vector<std::st
 }
 
 void trim_manifest(const cache::StoreOptions& store) {
-  const Turn turn(store);
+  const FileTurn turn(store, cache::k_manifest_byte);
   const auto before = read_manifest(*store.read_write);
   cache::StoreOptions alone = store;
   alone.read_only.clear();

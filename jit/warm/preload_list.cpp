@@ -24,15 +24,15 @@ bool is_model(const std::string& word) {
          fs::is_directory(word, error);
 }
 
-std::vector<Wanted> wanted_of_model(const std::string& word, Target target) {
+std::vector<Wanted> wanted_of_model(const std::string& word, Target target, TuningOf tuning_of) {
   const ModelShape shape = read_model_shape(word);
   std::vector<Wanted> all;
   for (const Op* op : templates::ops()) {
     for (const Pass pass : {Pass::fwd, Pass::bwd}) {
       Wanted wanted;
       for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
-        const auto variants = op->model_variants(shape, dtype, pass, target);
-        wanted.any_of.insert(wanted.any_of.end(), variants.begin(), variants.end());
+        auto variants = op->model_variants(shape, dtype, pass, target, tuning_of(*op, pass));
+        if (!variants.empty()) wanted.any_of.push_back(std::move(variants));
       }
       if (!wanted.any_of.empty()) all.push_back(std::move(wanted));
     }
@@ -60,9 +60,9 @@ std::vector<Specialization> manifest_kernels(std::span<const std::string> folder
   return kernels;
 }
 
-std::vector<Wanted> wanted_kernels(const std::string& word, Target target) {
-  if (word.find("]@") != std::string::npos) return {{{parse_specialization(word)}}};
-  if (is_model(word)) return wanted_of_model(word, target);
+std::vector<Wanted> wanted_kernels(const std::string& word, Target target, TuningOf tuning_of) {
+  if (word.find("]@") != std::string::npos) return {{{{parse_specialization(word)}}}};
+  if (is_model(word)) return wanted_of_model(word, target, tuning_of);
   std::error_code error;
   if (!fs::exists(word, error)) {
     throw InvalidArgument(
@@ -72,7 +72,7 @@ std::vector<Wanted> wanted_kernels(const std::string& word, Target target) {
   }
   std::vector<Wanted> all;
   for (const auto& kernel : read_trace(word).kernels) {
-    if (kernel.target == target) all.push_back({{kernel}});
+    if (kernel.target == target) all.push_back({{{kernel}}});
   }
   return all;
 }

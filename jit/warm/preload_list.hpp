@@ -3,6 +3,8 @@
 #pragma once
 
 #include "jit/specialization.hpp"
+#include "jit/tuning.hpp"
+#include "runtime/function_ref.hpp"
 
 #include <span>
 #include <string>
@@ -14,13 +16,16 @@ namespace rlk::jit {
 // as are other targets' kernels.
 std::vector<Specialization> manifest_kernels(std::span<const std::string> folders, Target target);
 
-// One thing that a process asks for, and the kernels any one of which will do.
+// One thing that a process asks for, and the sets of kernels any one of which will do.
 struct Wanted {
-  std::vector<Specialization> any_of;  // never empty
+  std::vector<std::vector<Specialization>> any_of;  // nor it nor a set is empty
 };
+
+// Which tiles calls of an op's pass take.
+using TuningOf = runtime::FunctionRef<Tuning(const Op&, Pass)>;
 
 // `word` is a kernel's name, a trace of RLK_TRACE, or a model: a config.json, a folder with one, or
 // V=..,D=..; of a model, each op and pass is wanted in any dtype. Throws InvalidArgument.
-std::vector<Wanted> wanted_kernels(const std::string& word, Target target);
+std::vector<Wanted> wanted_kernels(const std::string& word, Target target, TuningOf tuning_of);
 
 }  // namespace rlk::jit

@@ -150,15 +150,19 @@ std::string_view name(WarmOutcome outcome) {
 std::vector<Specialization> kernels_of(const WarmPlan& plan) {
   std::vector<Specialization> kernels;
   std::unordered_set<Specialization, SpecializationHash> seen;
+  const auto add = [&](const Op& op, const ModelShape& shape, DType dtype, Pass pass,
+                       Target target) {
+    for (const Tuning& tuning : tunings_for(plan.tunings, op, pass, target)) {
+      for (const auto& kernel : op.model_variants(shape, dtype, pass, target, tuning)) {
+        if (seen.insert(kernel).second) kernels.push_back(kernel);
+      }
+    }
+  };
   for (const ModelShape& shape : plan.shapes) {
     for (const Op* op : plan.ops) {
       for (const Target target : plan.targets) {
         for (const DType dtype : plan.dtypes) {
-          for (const Pass pass : plan.passes) {
-            for (const auto& kernel : op->model_variants(shape, dtype, pass, target)) {
-              if (seen.insert(kernel).second) kernels.push_back(kernel);
-            }
-          }
+          for (const Pass pass : plan.passes) add(*op, shape, dtype, pass, target);
         }
       }
     }

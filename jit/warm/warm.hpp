@@ -6,6 +6,7 @@
 #include "cache/disk_store.hpp"
 #include "jit/op.hpp"
 #include "jit/specialization.hpp"
+#include "jit/tuning_file.hpp"
 #include "jit/warm/model_shape.hpp"
 #include "runtime/function_ref.hpp"
 #include "runtime/settings.hpp"
@@ -22,6 +23,7 @@ struct WarmPlan {
   std::vector<Pass> passes;
   std::vector<DType> dtypes;
   std::vector<Target> targets;
+  std::vector<TuningRecord> tunings;  // of tiles; where there is none, the op's own choice
 };
 
 // Every combination, each kernel once.

@@ -8,6 +8,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,13 +24,25 @@ std::vector<std::string> folders_of(const jit::Dispatcher& dispatcher) {
   return folders;
 }
 
-// Of a thing that is wanted, one kernel loaded is enough; else the first is missing.
+// Of a thing that is wanted, one set loaded whole is enough; else what lacks of the set of which
+// most is there, the first of several.
 void preload_wanted(const std::string& word, const Device& device, jit::Preloaded& all) {
   auto& dispatcher = jit::Dispatcher::instance();
-  for (const auto& wanted : jit::wanted_kernels(word, dispatcher.target(device))) {
-    auto found = dispatcher.preload(wanted.any_of, device);
-    if (found.loaded.empty()) all.missing.push_back(std::move(found.missing.front()));
-    for (auto& name : found.loaded) all.loaded.push_back(std::move(name));
+  const auto tuning_of = [&](const jit::Op& op, jit::Pass pass) {
+    return dispatcher.tuning(op, pass, device);
+  };
+  for (const auto& wanted : jit::wanted_kernels(word, dispatcher.target(device), tuning_of)) {
+    std::vector<jit::Preloaded> sets;
+    for (const auto& kernels : wanted.any_of) sets.push_back(dispatcher.preload(kernels, device));
+    const auto num_loaded = [](const jit::Preloaded& set) { return set.loaded.size(); };
+    const auto is_whole = [](const jit::Preloaded& set) { return set.missing.empty(); };
+    if (std::ranges::none_of(sets, is_whole)) {
+      const auto& most = *std::ranges::max_element(sets, {}, num_loaded);
+      all.missing.insert(all.missing.end(), most.missing.begin(), most.missing.end());
+    }
+    for (const auto& set : sets) {
+      all.loaded.insert(all.loaded.end(), set.loaded.begin(), set.loaded.end());
+    }
   }
 }
 

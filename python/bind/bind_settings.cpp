@@ -8,7 +8,9 @@
 #include "runtime/log.hpp"
 #include "runtime/thread_pool.hpp"
 #include "templates/common/device_errors.hpp"
+#include "templates/registry.hpp"
 
+#include <fmt/ranges.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
@@ -24,12 +26,26 @@ int number(const char* name, int value, int most, int least = 1) {
                         most, value);
 }
 
+constexpr const char* k_tuned = "tuned";
+
+// Empty: as tuned.
+std::string tile_named(const std::string& word) {
+  if (word == k_tuned) return "";
+  std::vector<std::string_view> names = {k_tuned};
+  for (const jit::Op* op : templates::ops()) {
+    names.insert(names.end(), op->tile_names.begin(), op->tile_names.end());
+  }
+  if (std::ranges::find(names, word) != names.end()) return word;
+  throw InvalidArgument("configure: tile: expected one of {}, got \"{}\"", fmt::join(names, ", "),
+                        word);
+}
+
 void configure(const std::optional<std::string>& policy, const std::optional<std::string>& arch,
                const std::optional<std::filesystem::path>& cache_dir,
                const std::optional<int>& num_threads, const std::optional<std::string>& log,
                const std::optional<bool>& specialize, const std::optional<std::string>& validate,
                const std::optional<int>& workspace_mib, const std::optional<int>& max_kernels,
-               const std::optional<int>& max_sms) {
+               const std::optional<int>& max_sms, const std::optional<std::string>& tile) {
   auto& dispatcher = jit::Dispatcher::instance();
   jit::Config config = dispatcher.config();
   if (policy) config.settings.policy = policy_named(*policy, "configure: policy");
@@ -45,6 +61,7 @@ void configure(const std::optional<std::string>& policy, const std::optional<std
   }
   if (max_kernels) settings.max_kernels = number("max_kernels", *max_kernels, k_max_max_kernels);
   if (max_sms) settings.max_sms = number("max_sms", *max_sms, k_max_max_sms, 0);
+  if (tile) settings.tile = tile_named(*tile);
   if (log) {  // last, for it takes effect here
     set_log_level(*log, "configure: log");
     config.settings.log_level = *log;
@@ -82,7 +99,7 @@ void check_errors(const std::optional<int>& device) {
 py::tuple cache_info() {
   const auto info = jit::Dispatcher::instance().cache_info();
   return py::make_tuple(info.memory_hits, info.disk_hits, info.compiles, info.fallbacks,
-                        info.unloads, info.loaded);
+                        info.unloads, info.loaded, info.alternatives);
 }
 
 py::dict settings() {
@@ -103,6 +120,7 @@ py::dict settings() {
   result["workspace_mib"] = config.settings.workspace_mib;
   result["max_kernels"] = config.settings.max_kernels;
   result["max_sms"] = config.settings.max_sms;
+  result["tile"] = config.settings.tile.empty() ? k_tuned : config.settings.tile;
   for (const auto& layer : jit::Dispatcher::instance().store()->layers()) {
     if (!layer.layer.read_write) continue;
     const std::string& folder = layer.layer.folder;  // any bytes, as os.fsdecode takes them
@@ -117,7 +135,7 @@ py::dict settings() {
 void bind_settings(py::module_& module) {
   module.def("configure", configure, py::arg("policy"), py::arg("arch"), py::arg("cache_dir"),
              py::arg("num_threads"), py::arg("log"), py::arg("specialize"), py::arg("validate"),
-             py::arg("workspace_mib"), py::arg("max_kernels"), py::arg("max_sms"));
+             py::arg("workspace_mib"), py::arg("max_kernels"), py::arg("max_sms"), py::arg("tile"));
   module.def("check_errors", check_errors);
   module.def("wait", wait);
   // Before the interpreter ends: libraries that a compile uses are destroyed after that.

@@ -505,6 +505,7 @@ class CacheInfo(NamedTuple):
     fallbacks: int  #: calls that ran a generic kernel in place of a specialized one
     unloads: int  #: kernels unloaded, to keep to RLK_MAX_KERNELS
     loaded: int  #: specialized kernels that are loaded now
+    alternatives: int  #: calls that ran a specialized kernel of another tile in place of theirs
 
 
 def cache_info() -> CacheInfo:
@@ -536,6 +537,7 @@ def configure(
     workspace_mib: int | None = None,
     max_kernels: int | None = None,
     max_sms: int | None = None,
+    tile: str | None = None,
 ) -> None:
     """Change settings of this process; what is None stays as it is.
 
@@ -558,6 +560,9 @@ def configure(
             captured CUDA graph stay. Environment: RLK_MAX_KERNELS.
         max_sms: multiprocessors that a persistent CUDA kernel takes, so that others are left for
             communication; 0: all. Results do not depend on it.
+        tile: tile of the CUDA kernels that have several, such as "64-static"; "tuned": what
+            ``rlk-jit tune`` chose for this GPU and the number of rows, else a default. For
+            measurements. Results do not depend on it.
 
     Raises:
         rlk.InvalidArgument: a value that the setting cannot have.
@@ -566,7 +571,7 @@ def configure(
     Example:
         >>> rlk.jit.configure(policy="off")
     """
-    _expect(str, policy=policy, arch=arch, log=log, validate=validate)
+    _expect(str, policy=policy, arch=arch, log=log, validate=validate, tile=tile)
     _expect(int, num_threads=num_threads, workspace_mib=workspace_mib, max_kernels=max_kernels)
     _expect(int, max_sms=max_sms)
     _expect(bool, specialize=specialize)
@@ -581,6 +586,7 @@ def configure(
         workspace_mib,
         max_kernels,
         max_sms,
+        tile,
     )
 
 

@@ -3,6 +3,7 @@
 #include "runtime/cuda/cuda_loader.hpp"
 
 #include <elf.h>
+#include <fmt/format.h>
 
 #include <array>
 #include <cstring>
@@ -106,6 +107,12 @@ class CudaLoader final : public Loader {
     if (device.target) return *device.target;
     throw Unsupported("device: expected compute capability 8.0 or later, got {}.{} ({})",
                       device.major, device.minor, device.name);
+  }
+
+  DeviceModel model(int index) override {
+    const DeviceInfo& device = find_device(index);
+    const int version = driver_().version();
+    return {device.name, fmt::format("{}.{}", version / 1000, version % 1000 / 10)};
   }
 
   void load(LoadedKernel& kernel, std::span<const std::byte> code,

@@ -123,7 +123,7 @@ std::span<const char* const> entries(jit::Pass pass, Backend) {
   return {};
 }
 
-jit::Specialization specialize(const jit::OpCall& base, Target target) {
+jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning&) {
   const auto& call = static_cast<const GroupAdvantagesCall&>(base);
   return {call.op, call.pass, target, {1, call.normalize, call.eps_is_max}};
 }
@@ -135,7 +135,8 @@ std::vector<jit::Specialization> generic_variants(Target target) {
       jit::Specialization{&templates::group_advantages_op, jit::Pass::fwd, target, {1}}.generic()};
 }
 
-std::vector<jit::Specialization> no_variants(const jit::ModelShape&, DType, jit::Pass, Target) {
+std::vector<jit::Specialization> no_variants(const jit::ModelShape&, DType, jit::Pass, Target,
+                                             const jit::Tuning&) {
   return {};
 }
 

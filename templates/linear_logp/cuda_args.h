@@ -47,7 +47,7 @@ struct LinearLogpSm90Tile {
   constexpr int shared_bytes() const { return (rows + kLinearLogpLeaf) * 64 * stages * 2; }
 };
 constexpr LinearLogpSm90Tile kLinearLogpSm90Tiles[] = {
-    {"", 128, 5, true, true},
+    {"128-dynamic", 128, 5, true, true},
     {"64-dynamic", 64, 7, true, true},
     {"64-static", 64, 7, true, false},
     {"128-static", 128, 5, true, false},

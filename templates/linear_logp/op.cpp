@@ -8,6 +8,7 @@
 #include "templates/linear_logp/launch_cpu.hpp"
 #include "templates/linear_logp/launch_cuda.hpp"
 
+#include <algorithm>
 #include <array>
 
 namespace rlk {
@@ -24,6 +25,16 @@ constexpr auto k_tile_names = [] {
   return names;
 }();
 
+// In the text form the first is left out.
+constexpr auto k_tile_words = [] {
+  auto words = k_tile_names;
+  words[0] = "";
+  return words;
+}();
+
+// Of the row classes, where nothing was measured.
+constexpr std::array<std::int64_t, jit::k_num_row_classes> k_own_tiles = {1, 2, 0};
+
 constexpr jit::ConstantDef k_constants[] = {
     {"x", "kX", k_types, /*may_be_run_time=*/false},
     {"V", "kV"},
@@ -31,14 +42,18 @@ constexpr jit::ConstantDef k_constants[] = {
     {"softcap", "kSoftcap", k_off_on},
     {"logit_scale", "kLogitScale", k_off_on},
     {"entropy", "kEntropy", k_off_on},
-    {"tile", "kTile", k_tile_names},  // of the loop of sm_90a; 0 elsewhere
+    {"tile", "kTile", k_tile_words},  // of the loop of sm_90a; 0 elsewhere
 };
 static_assert(std::string_view(k_constants[k_linear_logp_tile].label) == "tile");
 
-// Index of the tile for this many rows.
-std::int64_t tile_for(std::int64_t num_rows, int x, jit::Pass pass, Target target) {
-  if (pass == jit::Pass::bwd || !linear_logp_uses_sm90_loop(x, target)) return 0;
-  return num_rows <= 64 ? 1 : num_rows <= 256 ? 2 : 0;
+// Whether kTile has a meaning.
+bool has_tiles(std::int64_t x, jit::Pass pass, Target target) {
+  return pass == jit::Pass::fwd && linear_logp_uses_sm90_loop(static_cast<int>(x), target);
+}
+
+std::int64_t tile_of(std::size_t row_class, const jit::Tuning& tuning) {
+  const std::int64_t chosen = tuning.tiles[row_class];
+  return chosen == jit::Tuning::k_own ? k_own_tiles[row_class] : chosen;
 }
 
 std::span<const char* const> entries(jit::Pass pass, Backend backend) {
@@ -52,10 +67,13 @@ bool needs_entropy(const LinearLogpCall& call) {
   return call.pass == jit::Pass::fwd ? call.entropy.present() : call.grad_entropy.present();
 }
 
-jit::Specialization specialize(const jit::OpCall& base, Target target) {
+jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning& tuning) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
   const auto x = cpu_type(call.weight.dtype);
-  const auto tile = tile_for(call.target.num_elements(), static_cast<int>(x), call.pass, target);
+  std::int64_t tile = 0;
+  if (has_tiles(x, call.pass, target)) {
+    tile = call.tile ? *call.tile : tile_of(jit::row_class(call.target.num_elements()), tuning);
+  }
   return {call.op,
           call.pass,
           target,
@@ -81,16 +99,35 @@ std::vector<jit::Specialization> generic_variants(Target target) {
   return variants;
 }
 
+std::vector<jit::Specialization> alternatives(const jit::Specialization& spec) {
+  std::vector<jit::Specialization> others;
+  const std::int64_t own = spec.values[k_linear_logp_tile];
+  if (!has_tiles(spec.values[0], spec.pass, spec.target) || own == jit::k_run_time) return others;
+  for (std::int64_t tile = 0; tile < std::ssize(k_tile_names); ++tile) {
+    if (tile == own) continue;
+    others.push_back(spec);
+    others.back().values[k_linear_logp_tile] = tile;
+  }
+  return others;
+}
+
 std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,
-                                                jit::Pass pass, Target target) {
+                                                jit::Pass pass, Target target,
+                                                const jit::Tuning& tuning) {
   std::vector<jit::Specialization> variants;
   for (const bool entropy : {false, true}) {
     if (entropy && !shape.entropy) continue;
-    variants.push_back({&templates::linear_logp_op,
-                        pass,
-                        target,
-                        {cpu_type(dtype), shape.vocab, shape.hidden, shape.softcap.has_value(),
-                         shape.logit_scale != 1, entropy}});
+    jit::Specialization spec{&templates::linear_logp_op,
+                             pass,
+                             target,
+                             {cpu_type(dtype), shape.vocab, shape.hidden, shape.softcap.has_value(),
+                              shape.logit_scale != 1, entropy}};
+    for (std::size_t rows = 0; rows < jit::k_num_row_classes; ++rows) {
+      if (has_tiles(spec.values[0], pass, target)) {
+        spec.values[k_linear_logp_tile] = tile_of(rows, tuning);
+      }
+      if (std::ranges::find(variants, spec) == variants.end()) variants.push_back(spec);
+    }
   }
   return variants;
 }
@@ -99,8 +136,9 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
 
 namespace templates {
 const jit::Op linear_logp_op{
-    "linear_logp", k_constants,          check_linear_logp, specialize,     launch_linear_logp,
-    entries,       dynamic_shared_bytes, generic_variants,  model_variants,
+    "linear_logp",      k_constants,  check_linear_logp,    specialize,
+    launch_linear_logp, entries,      dynamic_shared_bytes, generic_variants,
+    model_variants,     alternatives, k_tile_names,
 };
 }  // namespace templates
 

@@ -20,6 +20,7 @@ struct LinearLogpCall : jit::OpCall {
   double logit_scale = 1.0;
   Tensor mask;  // optional; bool, integer or float of 0 and 1
   std::optional<std::int64_t> ignore_index = -100;
+  std::optional<int> tile;  // CUDA: in place of the one that is chosen; an index of tile_names
 
   // Forward: written. Backward: read. float32 [...]. row_max and row_log_sum may be absent in the
   // forward.

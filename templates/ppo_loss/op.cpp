@@ -34,7 +34,7 @@ constexpr std::int64_t type_code(DType dtype) {
   return dtype == DType::bf16 ? 2 : dtype == DType::f16 ? 3 : 1;
 }
 
-jit::Specialization specialize(const jit::OpCall& base, Target target) {
+jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning&) {
   const auto& call = static_cast<const PpoLossCall&>(base);
   // The backward is one multiplication, whatever the loss.
   if (call.pass == jit::Pass::bwd) {
@@ -63,7 +63,8 @@ std::vector<jit::Specialization> generic_variants(Target target) {
 int no_shared_bytes(const jit::Specialization&) { return 0; }
 
 // No size of a model is a constant here: what a call asks for follows its options.
-std::vector<jit::Specialization> no_variants(const jit::ModelShape&, DType, jit::Pass, Target) {
+std::vector<jit::Specialization> no_variants(const jit::ModelShape&, DType, jit::Pass, Target,
+                                             const jit::Tuning&) {
   return {};
 }
 

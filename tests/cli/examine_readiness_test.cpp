@@ -3,6 +3,7 @@
 #include "cli/findings.hpp"
 #include "jit/build_key.hpp"
 #include "jit/parse_specialization.hpp"
+#include "jit/tuning_file.hpp"
 #include "jit/warm/manifest.hpp"
 #include "tests/cli/cli_fixture.hpp"
 #include "tests/support/fake_cuda.hpp"
@@ -30,6 +31,15 @@ class ExamineReadinessTest : public CliTest {
         .put({jit::build_key(spec).bytes, metadata.dump(), std::vector<std::byte>(10)}, made_by);
   }
 
+  // For all rows that of k_fwd.
+  void choose_one_tile() const {
+    jit::store_tuning({.read_write = folder_}, {"linear_logp",
+                                                jit::Pass::fwd,
+                                                Target::sm_90a,
+                                                {"Fake H100 number 0", "12.8"},
+                                                {"128-dynamic", "128-dynamic", "128-dynamic"}});
+  }
+
   Findings examine(int version, const KernelChoice& choice = {}) {
     test::fake_cuda().version = version;
     Driver driver(RLK_FAKE_CUDA);
@@ -54,6 +64,7 @@ TEST_F(ExamineReadinessTest, NothingIsAskedForAndNothingIsThere) {
 TEST_F(ExamineReadinessTest, TheModelsKernelsMustBeThere) {
   KernelChoice choice;
   choice.models = {"V=100,D=64"};
+  choose_one_tile();
   store_kernel(k_fwd);
   auto findings = examine(12080, choice);
   ASSERT_EQ(findings.size(), 1u);
@@ -66,6 +77,18 @@ TEST_F(ExamineReadinessTest, TheModelsKernelsMustBeThere) {
   // For another card.
   choice.archs = {"sm_80"};
   EXPECT_EQ(examine(12080, choice)[0].state, State::fail);
+}
+
+TEST_F(ExamineReadinessTest, SoMustTheTilesOfAllRows) {
+  KernelChoice choice;
+  choice.models = {"V=100,D=64"};
+  store_kernel(k_fwd);
+  store_kernel(k_bwd);
+  EXPECT_TRUE(examine(12080, choice)[0].text.starts_with(
+      "2 of 4 of the models' kernels are cached; missing: linear_logp.fwd[x=bf16 V=100 D=64 tile="))
+      << examine(12080, choice)[0].text;
+  choose_one_tile();
+  EXPECT_EQ(examine(12080, choice)[0].state, State::good);
 }
 
 TEST_F(ExamineReadinessTest, TheManifestsKernelsMustBeThere) {

@@ -77,6 +77,25 @@ TEST_F(ExplainTest, AReadOnlyLayerServesWhatAnyCompilerMade) {
   EXPECT_EQ(told["file"]["layer"], "built-in");
 }
 
+TEST_F(ExplainTest, AnotherTileRunsBeforeTheGenericKernel) {
+  const std::string other = "linear_logp.fwd[x=bf16 V=10 D=20 tile=64-static]@sm_90a";
+  const std::string file = put_kernel(folder_, other);
+  put_kernel(builtin_, generic);
+  EXPECT_EQ(explained(name)["does"], "compile");
+  {
+    const test::Variable background("RLK_JIT", "async");
+    EXPECT_EQ(explained(name)["text"], "runs " + other + ", compiles with " + nvrtc + " meanwhile");
+  }
+  const test::Variable off("RLK_JIT", "off");
+  const auto told = explained(name);
+  EXPECT_EQ(told["does"], "run-alternative");
+  EXPECT_EQ(told["text"], "runs " + other + " (RLK_JIT=off, nothing is compiled)");
+  EXPECT_EQ(told["alternative"]["name"], other);
+  EXPECT_EQ(told["alternative"]["file"]["path"], file);
+  EXPECT_FALSE(told["generic"].is_null());
+  EXPECT_NE(run({"explain", name}).out.find("same bits"), std::string::npos);
+}
+
 TEST_F(ExplainTest, AnotherCompilersEntryIsPassedOver) {
   const std::string file = put_kernel(folder_, name, other_nvrtc);
   const auto told = explained(name);

@@ -96,6 +96,20 @@ TEST_F(DispatcherTest, HitAllocatesNothing) {
   EXPECT_EQ(num_allocations, before);
 }
 
+TEST_F(DispatcherTest, NorDoesTheChoiceOfATile) {
+  loader_->targets = {Target::sm_90a};
+  Config config;
+  config.settings.cache_dir = folder_ / "cache";
+  config.settings.package_folder = folder_ / "package";
+  Dispatcher dispatcher(config, {}, Toolchain{compiler_, loader_});
+  auto call = test::fake_tiled_call(7);
+  dispatcher.run(call);
+  const auto before = num_allocations;
+  for (int i = 0; i < 100; ++i) dispatcher.run(call);
+  EXPECT_EQ(num_allocations, before);
+  EXPECT_EQ(loader_->num_models, 1);
+}
+
 TEST_F(DispatcherTest, EightThreadsOneSpecCompileOnce) {
   compiler_->delay_ms = 50;
   auto dispatcher = make();

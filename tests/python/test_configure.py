@@ -28,6 +28,7 @@ def test_cache_info_is_a_named_tuple_of_integers():
         "fallbacks",
         "unloads",
         "loaded",
+        "alternatives",
     )
     assert all(type(value) is int for value in info)
 
@@ -121,6 +122,22 @@ def test_levels():
         np.testing.assert_allclose(logp, p.reference().forward().value, atol=2e-5)
 
 
+def test_a_forced_tile_is_undone_by_its_word():
+    assert rlk.jit.settings()["tile"] == "tuned"
+    rlk.jit.configure(tile="128-dynamic")
+    assert rlk.jit.settings()["tile"] == "128-dynamic"
+    rlk.jit.configure(tile="tuned")
+    assert rlk.jit.settings()["tile"] == "tuned"
+
+
+def test_a_forced_tile_changes_no_cpu_kernel():
+    p = problem(3, 8, 719)
+    want = p.logp()
+    rlk.jit.configure(tile="64-static")
+    assert counted(p.logp)[:4] == (1, 0, 0, 0)
+    assert same_bits(p.logp(), want)
+
+
 def test_settings_are_those_configured():
     wanted = {
         "num_threads": 3,
@@ -131,6 +148,8 @@ def test_settings_are_those_configured():
         "validate": "sync",
         "workspace_mib": 64,
         "max_kernels": 5,
+        "max_sms": 7,
+        "tile": "64-static",
     }
     rlk.jit.configure(**wanted)
     settings = rlk.jit.settings()
@@ -147,6 +166,8 @@ def test_settings_are_those_configured():
         "validate",
         "workspace_mib",
         "max_kernels",
+        "max_sms",
+        "tile",
     }
 
 
@@ -179,6 +200,11 @@ def test_settings_are_those_configured():
             {"max_kernels": 0},
             "configure: max_kernels: expected a whole number from 1 to 1048576, got 0",
         ),
+        (
+            {"tile": "32-wide"},
+            'configure: tile: expected one of tuned, .*64-static.*, got "32-wide"',
+        ),
+        ({"tile": ""}, 'configure: tile: expected one of tuned, .*, got ""'),
     ],
 )
 def test_a_wrong_value_changes_nothing(change, message):
@@ -198,6 +224,7 @@ def test_a_wrong_value_changes_nothing(change, message):
         ({"num_threads": True}, "configure: num_threads: expected int, got True"),
         ({"workspace_mib": "512M"}, "configure: workspace_mib: expected int, got '512M'"),
         ({"policy": True}, "configure: policy: expected str, got True"),
+        ({"tile": 1}, "configure: tile: expected str, got 1"),
         ({"cache_dir": 5}, "configure"),
         ({"unknown": 1}, "unknown"),
     ],

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -60,17 +61,23 @@ class FakeCompiler : public jit::Compiler {
 class FakeLoader : public runtime::Loader {
  public:
   std::atomic<int> num_loads{0}, num_loaded{0};  // ever; at this moment
+  std::atomic<int> num_models{0};                // asked for
   std::atomic<bool> captures{false};
   // The device, or its driver, fails at a step.
   std::atomic<bool> load_fails{false}, prepare_fails{false};
   std::string refused;  // kernels of such a name do not load
   std::string accepts;  // code that loads besides FakeCompiler's; empty: none
+  std::vector<runtime::DeviceModel> models{9, {"Fake H100", "12.8"}};          // one a device
   std::vector<Target> targets{host_cpu_target().value_or(Target::x86_64_v2)};  // one a device
   std::mutex prepared_mutex;
   std::vector<std::pair<std::string, int>> prepared;  // kernels and devices
   void* asked_stream = nullptr;
 
   Target target(int device) override { return targets.at(static_cast<std::size_t>(device)); }
+  runtime::DeviceModel model(int device) override {
+    ++num_models;
+    return models.at(static_cast<std::size_t>(device));
+  }
   void prepare(const LoadedKernel& kernel, int device) override {
     if (prepare_fails) throw DriverError("cuKernelGetFunction: out of memory");
     if (backend(kernel.target) != Backend::cuda) return;
@@ -98,7 +105,7 @@ class FakeLoader : public runtime::Loader {
 
 // Of linear_logp's name, so that the build's templates give it a source.
 struct FakeCall : jit::OpCall {
-  std::int64_t size = 1;
+  std::int64_t size = 1, rows = 1000;
   mutable std::string launched;
   mutable int num_launches = 0;
   mutable jit::LaunchSettings settings;
@@ -115,7 +122,7 @@ inline const jit::Op& fake_op() {
           throw InvalidArgument("linear_logp: size: expected at least 0, got -1");
         }
       },
-      [](const jit::OpCall& call, Target target) {
+      [](const jit::OpCall& call, Target target, const jit::Tuning&) {
         return jit::Specialization{
             call.op, call.pass, target, {static_cast<const FakeCall&>(call).size}};
       },
@@ -127,9 +134,37 @@ inline const jit::Op& fake_op() {
       [](jit::Pass, Backend) { return std::span<const char* const>(entries); },
       [](const jit::Specialization&) { return 0; },
       [](Target) { return std::vector<jit::Specialization>{}; },
-      [](const jit::ModelShape& shape, DType, jit::Pass pass, Target target) {
+      [](const jit::ModelShape& shape, DType, jit::Pass pass, Target target, const jit::Tuning&) {
         return std::vector<jit::Specialization>{{&fake_op(), pass, target, {shape.vocab}}};
       }};
+  return op;
+}
+
+// The same with three tiles, "a" being its own choice for every call.
+inline const jit::Op& fake_tiled_op() {
+  static constexpr std::string_view names[] = {"a", "b", "c"}, words[] = {"", "b", "c"};
+  static constexpr jit::ConstantDef constants[] = {{"size", "kSize"}, {"tile", "kTile", words}};
+  static const jit::Op op = [] {
+    jit::Op tiled = fake_op();
+    tiled.constants = constants;
+    tiled.specialize = [](const jit::OpCall& base, Target target, const jit::Tuning& tuning) {
+      const auto& call = static_cast<const FakeCall&>(base);
+      const std::int64_t chosen = tuning.tiles[jit::row_class(call.rows)];
+      return jit::Specialization{
+          call.op, call.pass, target, {call.size, std::max<std::int64_t>(chosen, 0)}};
+    };
+    tiled.alternatives = [](const jit::Specialization& spec) {
+      std::vector<jit::Specialization> others;
+      for (std::int64_t tile = 0; tile < 3; ++tile) {
+        if (tile == spec.values[1]) continue;
+        others.push_back(spec);
+        others.back().values[1] = tile;
+      }
+      return others;
+    };
+    tiled.tile_names = names;
+    return tiled;
+  }();
   return op;
 }
 
@@ -143,6 +178,13 @@ inline FakeCall fake_call(std::int64_t size) {
 inline FakeCall fake_cuda_call(std::int64_t size, int device = 0) {
   FakeCall call = fake_call(size);
   call.device = {Device::Kind::cuda, device};
+  return call;
+}
+
+inline FakeCall fake_tiled_call(std::int64_t size, std::int64_t rows = 1000, int device = 0) {
+  FakeCall call = fake_cuda_call(size, device);
+  call.op = &fake_tiled_op();
+  call.rows = rows;
   return call;
 }
 

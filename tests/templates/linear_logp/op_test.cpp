@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tile a call takes on sm_90a, which others give its bits, and what a model's calls ask for.
+#include "templates/linear_logp/op.hpp"
+
+#include "jit/parse_specialization.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string>
+
+namespace rlk {
+namespace {
+
+const jit::Op& op() { return templates::linear_logp_op; }
+
+struct Asked {
+  std::int64_t rows = 1000;
+  DType dtype = DType::bf16;
+  jit::Pass pass = jit::Pass::fwd;
+  Target target = Target::sm_90a;
+  std::optional<int> tile = std::nullopt;
+  jit::Tuning tuning = {};
+};
+
+std::string kernel(const Asked& asked) {
+  LinearLogpCall call;
+  call.op = &op();
+  call.pass = asked.pass;
+  call.tile = asked.tile;
+  const Device device{Device::Kind::cuda, 0};
+  call.hidden = dense_tensor(nullptr, asked.dtype, device, std::array{asked.rows, std::int64_t{8}});
+  call.weight = dense_tensor(nullptr, asked.dtype, device, std::array<std::int64_t, 2>{10, 8});
+  call.target = dense_tensor(nullptr, DType::i64, device, std::array{asked.rows});
+  return op().specialize(call, asked.target, asked.tuning).text();
+}
+
+std::string fwd(const std::string& tile, const std::string& x = "bf16") {
+  return "linear_logp.fwd[x=" + x + " V=10 D=8" + (tile.empty() ? "" : " tile=" + tile) +
+         "]@sm_90a";
+}
+
+TEST(LinearLogpOp, RowsEnterByTheirClass) {
+  for (const std::int64_t rows : {0, 1, 64}) EXPECT_EQ(kernel({rows}), fwd("64-dynamic"));
+  for (const std::int64_t rows : {65, 256}) EXPECT_EQ(kernel({rows}), fwd("64-static"));
+  for (const std::int64_t rows : {257, 100000}) EXPECT_EQ(kernel({rows}), fwd(""));
+  EXPECT_EQ(kernel({.rows = 1, .dtype = DType::f16}), fwd("64-dynamic", "f16"));
+}
+
+TEST(LinearLogpOp, ATuningChoosesAndACallOverridesIt) {
+  const jit::Tuning tuning{{3, jit::Tuning::k_own, 4}};
+  EXPECT_EQ(kernel({.rows = 1, .tuning = tuning}), fwd("128-static"));
+  EXPECT_EQ(kernel({.rows = 100, .tuning = tuning}), fwd("64-static"));
+  EXPECT_EQ(kernel({.rows = 1000, .tuning = tuning}), fwd("256-cooperative"));
+  EXPECT_EQ(kernel({.rows = 1, .tile = 0, .tuning = tuning}), fwd(""));
+  EXPECT_EQ(kernel({.rows = 1, .tile = 2}), fwd("64-static"));
+}
+
+// One kernel there, whatever was chosen.
+TEST(LinearLogpOp, OtherLoopsHaveNoTiles) {
+  for (const auto& asked : {Asked{.dtype = DType::f32}, Asked{.pass = jit::Pass::bwd},
+                            Asked{.target = Target::sm_80}, Asked{.target = Target::x86_64_v3}}) {
+    Asked tuned = asked;
+    tuned.rows = 1;
+    tuned.tuning = {{1, 2, 3}};
+    tuned.tile = 2;
+    EXPECT_EQ(kernel(tuned).find("tile"), std::string::npos) << kernel(tuned);
+    EXPECT_EQ(kernel(tuned), kernel(asked));
+    EXPECT_TRUE(op().alternatives(jit::parse_specialization(kernel(asked))).empty());
+  }
+}
+
+TEST(LinearLogpOp, AlternativesAreTheOtherTiles) {
+  for (const std::string tile : {"", "64-static"}) {
+    const auto spec = jit::parse_specialization(fwd(tile));
+    std::set<std::string> names = {spec.text()};
+    for (const auto& other : op().alternatives(spec)) names.insert(other.text());
+    EXPECT_EQ(names, (std::set<std::string>{fwd(""), fwd("64-dynamic"), fwd("64-static"),
+                                            fwd("128-static"), fwd("256-cooperative")}));
+    EXPECT_TRUE(op().alternatives(spec.generic()).empty());
+  }
+  for (const auto& other : op().alternatives(
+           jit::parse_specialization("linear_logp.fwd[x=f16 V=10 D=8 softcap=yes]@sm_90a"))) {
+    EXPECT_TRUE(other.text().starts_with("linear_logp.fwd[x=f16 V=10 D=8 softcap=yes tile="));
+  }
+}
+
+TEST(LinearLogpOp, TilesHaveNames) {
+  const std::set<std::string_view> names(op().tile_names.begin(), op().tile_names.end());
+  EXPECT_EQ(names.size(), op().tile_names.size());
+  EXPECT_FALSE(names.contains(""));
+}
+
+std::vector<std::string> model_kernels(DType dtype, jit::Pass pass, Target target,
+                                       const jit::Tuning& tuning, bool entropy = false) {
+  std::vector<std::string> names;
+  for (const auto& kernel : op().model_variants({.vocab = 10, .hidden = 8, .entropy = entropy},
+                                                dtype, pass, target, tuning)) {
+    names.push_back(kernel.text());
+  }
+  return names;
+}
+
+TEST(LinearLogpOp, AModelAsksForTheTilesOfAllRowsEachOnce) {
+  using Names = std::vector<std::string>;
+  const auto of_fwd = [](const jit::Tuning& tuning, DType dtype = DType::bf16) {
+    return model_kernels(dtype, jit::Pass::fwd, Target::sm_90a, tuning);
+  };
+  EXPECT_EQ(of_fwd({}), (Names{fwd("64-dynamic"), fwd("64-static"), fwd("")}));
+  EXPECT_EQ(of_fwd({{3, 3, 3}}), Names{fwd("128-static")});
+  EXPECT_EQ(of_fwd({{0, 1, jit::Tuning::k_own}}), (Names{fwd(""), fwd("64-dynamic")}));
+  EXPECT_EQ(of_fwd({}, DType::f32).size(), 1u);
+  EXPECT_EQ(model_kernels(DType::bf16, jit::Pass::bwd, Target::sm_90a, {}).size(), 1u);
+  EXPECT_EQ(model_kernels(DType::bf16, jit::Pass::fwd, Target::sm_80, {}).size(), 1u);
+  EXPECT_EQ(model_kernels(DType::bf16, jit::Pass::fwd, Target::sm_90a, {}, true).size(), 6u);
+}
+
+}  // namespace
+}  // namespace rlk
