@@ -4,6 +4,7 @@
 
 #include "cli/commands.hpp"
 #include "jit/nvrtc/make_nvrtc_compiler.hpp"
+#include "runtime/cuda/launch.hpp"
 #include "runtime/log.hpp"
 
 #include <CLI/CLI.hpp>
@@ -33,6 +34,7 @@ struct Options {
   RemoveOptions remove;
   bool is_sure = false;
   WarmCommand warm;
+  TuneCommand tune;
   DoctorOptions doctor;
   ExportCommand exported;
   ImportCommand imported;
@@ -211,6 +213,25 @@ void add_filling(Subcommands& commands, Options& options) {
       ->check(CLI::Range(1, 1024));
 }
 
+void add_tune(Subcommands& commands, Options& options) {
+  TuneCommand& asked = options.tune;
+  auto* tune = commands.add(
+      "tune", "Time every tile on this machine's GPU and store the fastest for later calls",
+      [&](const Context& context) { return rlk::cli::tune(context, options.tune); });
+  const auto add_list = [&](const char* flag, std::vector<std::string>& list, const char* help) {
+    return tune->add_option(flag, list, help)->allow_extra_args(false)->take_all();
+  };
+  add_list("--model", asked.models, "A config.json, a folder with one, or V=128256,D=4096")
+      ->type_name("MODEL");
+  add_list("--dtype", asked.dtypes, "bf16, fp16; without it, bf16");
+  const auto is_size = CLI::Range(std::int64_t{1}, std::int64_t{1} << 31);
+  tune->add_option("--vocab", asked.vocab, "Rows of the head, or of the model's where resized")
+      ->check(is_size);
+  tune->add_option("--hidden", asked.hidden, "Columns of the head, with --vocab")->check(is_size);
+  tune->add_option("--device", asked.device, "Number of the GPU; without it, 0")
+      ->check(CLI::Range(0, runtime::cuda::k_max_devices - 1));
+}
+
 // The commands that carry kernels to other machines.
 void add_carrying(Subcommands& commands, Options& options) {
   ExportCommand& from = options.exported;
@@ -272,6 +293,7 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
   add_views(commands, options);
   add_questions(commands, options);
   add_filling(commands, options);
+  add_tune(commands, options);
   add_carrying(commands, options);
   add_care(commands, options);
 

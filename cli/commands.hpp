@@ -6,6 +6,7 @@
 #include "cli/kernel.hpp"
 #include "cli/kernel_choice.hpp"
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -67,6 +68,17 @@ struct WarmCommand {
 
 // Compiles what the models' calls would ask for. 128 + the signal's number if it was cancelled.
 int warm(const Context& context, const WarmCommand& asked);
+
+struct TuneCommand {
+  std::vector<std::string> models;            // what read_model_shape() takes; none: usual ones
+  std::optional<std::int64_t> vocab, hidden;  // with no model: both or none
+  std::vector<std::string> dtypes = {"bf16"};
+  int device = 0;
+};
+
+// Times every tile on the card and stores the fastest for later calls. `failed` where there is
+// nothing to tune or two tiles do not give the same bits.
+int tune(const Context& context, const TuneCommand& asked);
 
 struct ExportCommand {
   std::string pack;

@@ -98,6 +98,8 @@ enum class JitOption : int { error_log = 5, error_log_bytes = 6 };
   X(event_create, cuEventCreate, (Event*, unsigned flags))                                    \
   X(event_destroy, cuEventDestroy, (Event))                                                   \
   X(event_record, cuEventRecord, (Event, Stream))                                             \
+  X(event_synchronize, cuEventSynchronize, (Event))                                           \
+  X(event_elapsed_time, cuEventElapsedTime, (float* ms, Event start, Event end))              \
   X(stream_wait_event, cuStreamWaitEvent, (Stream, Event, unsigned flags))                    \
   X(mem_host_alloc, cuMemHostAlloc, (void** memory, std::size_t bytes, unsigned flags))       \
   X(mem_free_host, cuMemFreeHost, (void* memory))

@@ -214,6 +214,7 @@ Result launch_kernel(Function function, unsigned grid_x, unsigned, unsigned, uns
       const auto* first = static_cast<const std::byte*>(arguments[0]);
       launch.first_argument.assign(first, first + fake().argument_bytes(launch.kernel));
     }
+    if (fake().on_launch) fake().on_launch(launch);
     fake().launches.push_back(std::move(launch));
   });
 }
@@ -261,6 +262,10 @@ Result event_create(Event* event, unsigned) {
 }
 Result event_destroy(Event) { return record("cuEventDestroy"); }
 Result event_record(Event, Stream) { return record("cuEventRecord"); }
+Result event_synchronize(Event) { return record("cuEventSynchronize"); }
+Result event_elapsed_time(float* ms, Event, Event) {
+  return answer("cuEventElapsedTime", [&] { *ms = fake().elapsed_ms ? fake().elapsed_ms() : 1; });
+}
 Result stream_wait_event(Stream, Event, unsigned) { return record("cuStreamWaitEvent"); }
 Result memcpy_htod(std::uint64_t to, const void* from, std::size_t bytes) {
   return answer("cuMemcpyHtoD", [&] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });

@@ -57,6 +57,10 @@ struct FakeCuda {
   // Bytes of a kernel's first argument to keep.
   std::function<std::size_t(const std::string& kernel)> argument_bytes;
 
+  // In the place of the kernel, and of the card's clock.
+  std::function<void(const Launch&)> on_launch;
+  std::function<float()> elapsed_ms;
+
   std::map<std::string, int> num_calls;
   std::vector<std::string> order;  // of calls
   std::vector<Launch> launches;
