@@ -2,10 +2,10 @@
 // rlk-jit tune: runs every tile on the card and stores the fastest for each class of rows.
 #include "cli/tune.hpp"
 
-#include "cli/kernel.hpp"
 #include "cli/progress.hpp"
-#include "cli/table.hpp"
+#include "cli/text.hpp"
 #include "cli/tune_bench.hpp"
+#include "cli/tune_report.hpp"
 #include "jit/nvrtc/make_nvrtc_compiler.hpp"
 #include "runtime/cuda/cuda_loader.hpp"
 #include "runtime/error.hpp"
@@ -13,7 +13,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <utility>
 
@@ -22,28 +21,10 @@ namespace {
 
 // Numbers of rows that are measured, two a class.
 constexpr std::int64_t k_rows[] = {1, 64, 128, 256, 1024, 4096};
-constexpr int k_num_rounds = 9;
 constexpr double k_burst_ms = 5;
 constexpr int k_most_runs = 100;
 // Heads of models, where none is named.
 constexpr jit::ModelShape k_usual_shapes[] = {{128256, 4096}, {151936, 2048}};
-
-const jit::Op& op() { return templates::linear_logp_op; }
-
-struct Case {
-  jit::ModelShape shape;
-  DType dtype;
-  std::int64_t num_rows;
-  std::vector<double> ms = {};  // of each tile
-
-  std::size_t best() const {
-    return static_cast<std::size_t>(std::ranges::min_element(ms) - ms.begin());
-  }
-  std::string text() const {
-    return fmt::format("V={} D={} {}, {} rows", shape.vocab, shape.hidden, name(dtype), num_rows);
-  }
-  static std::string name(DType dtype) { return dtype == DType::bf16 ? "bf16" : "fp16"; }
-};
 
 std::vector<jit::ModelShape> shapes_of(const TuneCommand& asked) {
   std::vector<jit::ModelShape> shapes;
@@ -79,16 +60,16 @@ class Tuner {
   Tuner(const Context& context, const TuneMachine& machine, jit::Dispatcher& dispatcher, int device)
       : context_(context), driver_(*machine.driver), dispatcher_(dispatcher), device_(device) {}
 
-  std::vector<Case> run(const std::vector<jit::ModelShape>& shapes,
-                        const std::vector<DType>& dtypes) {
-    std::vector<Case> cases;
+  std::vector<TuneCase> run(const std::vector<jit::ModelShape>& shapes,
+                            const std::vector<DType>& dtypes) {
+    std::vector<TuneCase> cases;
     const std::size_t num_cases = shapes.size() * dtypes.size() * std::size(k_rows);
-    Progress progress(context_, num_cases * (op().tile_names.size() + k_num_rounds));
+    Progress progress(context_, num_cases * (tuned_op().tile_names.size() + k_num_rounds));
     for (const jit::ModelShape& shape : shapes) {
       for (const DType dtype : dtypes) {
         TuneBench bench(driver_, device_, shape, dtype, std::ranges::max(k_rows));
         for (const std::int64_t num_rows : k_rows) {
-          Case measured{shape, dtype, num_rows};
+          TuneCase measured{shape, dtype, num_rows};
           expect_same_bits(bench, measured, progress);
           measure(bench, measured, progress);
           cases.push_back(std::move(measured));
@@ -100,10 +81,10 @@ class Tuner {
   }
 
  private:
-  static int num_tiles() { return static_cast<int>(op().tile_names.size()); }
+  static int num_tiles() { return static_cast<int>(tuned_op().tile_names.size()); }
 
   // The first run of each: compiles it too.
-  void expect_same_bits(TuneBench& bench, const Case& of, Progress& progress) {
+  void expect_same_bits(TuneBench& bench, const TuneCase& of, Progress& progress) {
     std::vector<std::byte> first;
     for (int tile = 0; tile < num_tiles(); ++tile) {
       const LinearLogpCall call = bench.call(of.num_rows, tile);
@@ -126,7 +107,7 @@ class Tuner {
   }
 
   // In turns, since the card's clock changes by the second.
-  void measure(TuneBench& bench, Case& of, Progress& progress) {
+  void measure(TuneBench& bench, TuneCase& of, Progress& progress) {
     const auto run = [&](const LinearLogpCall& call) { dispatcher_.run(call); };
     std::vector<std::vector<double>> rounds(static_cast<std::size_t>(num_tiles()));
     std::vector<int> num_runs;
@@ -147,7 +128,7 @@ class Tuner {
   }
 
   static std::string_view tile_name(int tile) {
-    return op().tile_names[static_cast<std::size_t>(tile)];
+    return tuned_op().tile_names[static_cast<std::size_t>(tile)];
   }
 
   const Context& context_;
@@ -156,17 +137,11 @@ class Tuner {
   int device_;
 };
 
-// Of a class of rows: the tile whose times, as ratios to the best, have the least mean.
-struct Choice {
-  std::size_t tile = 0;
-  double ratio = 0;
-};
-
-Choice choose(const std::vector<Case>& cases, std::size_t row_class) {
-  Choice chosen;
-  for (std::size_t tile = 0; tile < op().tile_names.size(); ++tile) {
+TuneChoice choose(const std::vector<TuneCase>& cases, std::size_t row_class) {
+  TuneChoice chosen;
+  for (std::size_t tile = 0; tile < tuned_op().tile_names.size(); ++tile) {
     double sum = 0, count = 0;
-    for (const Case& one : cases) {
+    for (const TuneCase& one : cases) {
       if (jit::row_class(one.num_rows) != row_class) continue;
       sum += std::log(std::max(one.ms[tile], 1e-9) / std::max(one.ms[one.best()], 1e-9));
       ++count;
@@ -175,73 +150,6 @@ Choice choose(const std::vector<Case>& cases, std::size_t row_class) {
     if (tile == 0 || ratio < chosen.ratio) chosen = {tile, ratio};
   }
   return chosen;
-}
-
-using Choices = std::array<Choice, jit::k_num_row_classes>;
-
-std::string rows_text(std::size_t row_class) {
-  if (row_class < jit::k_row_class_limits.size()) {
-    return fmt::format("up to {} rows", jit::k_row_class_limits[row_class]);
-  }
-  return "more rows";
-}
-
-void print_for_people(const Context& context, const std::vector<Case>& cases,
-                      const Choices& choices, const std::string& file) {
-  std::vector<Column> columns = {
-      {"vocab", Align::right}, {"hidden", Align::right}, {"dtype"}, {"rows", Align::right}};
-  for (const std::string_view tile : op().tile_names) {
-    columns.push_back({std::string(tile), Align::right});
-  }
-  Table table(columns);
-  for (const Case& one : cases) {
-    std::vector<Cell> row = {{std::to_string(one.shape.vocab)},
-                             {std::to_string(one.shape.hidden)},
-                             {Case::name(one.dtype)},
-                             {std::to_string(one.num_rows)}};
-    for (std::size_t tile = 0; tile < one.ms.size(); ++tile) {
-      const bool is_best = tile == one.best();
-      row.push_back({fmt::format("{}{:.4f}", is_best ? "*" : "", one.ms[tile]),
-                     is_best ? Colour::green : Colour::none});
-    }
-    table.add(std::move(row));
-  }
-  context.out << "ms of a forward, median of " << k_num_rounds << " rounds; * the best\n";
-  table.print(context.out, context.colour);
-  for (std::size_t i = 0; i < choices.size(); ++i) {
-    context.out << fmt::format("{}: {}, {:.3f} x the best\n", rows_text(i),
-                               op().tile_names[choices[i].tile], choices[i].ratio);
-  }
-  context.out << "stored in " << printable(file) << '\n';
-}
-
-Json json_of(const std::vector<Case>& cases) {
-  Json all = Json::array();
-  for (const Case& one : cases) {
-    Json tiles = Json::array();
-    for (std::size_t tile = 0; tile < one.ms.size(); ++tile) {
-      tiles.push_back(
-          {{"tile", op().tile_names[tile]}, {"ms", one.ms[tile]}, {"best", tile == one.best()}});
-    }
-    all.push_back({{"op", op().name},
-                   {"vocab", one.shape.vocab},
-                   {"hidden", one.shape.hidden},
-                   {"dtype", Case::name(one.dtype)},
-                   {"rows", one.num_rows},
-                   {"tiles", tiles}});
-  }
-  return all;
-}
-
-Json json_of(const Choices& choices) {
-  Json all = Json::array();
-  for (std::size_t i = 0; i < choices.size(); ++i) {
-    const bool is_last = i == jit::k_row_class_limits.size();
-    all.push_back({{"most_rows", is_last ? Json() : Json(jit::k_row_class_limits[i])},
-                   {"tile", op().tile_names[choices[i].tile]},
-                   {"ratio", choices[i].ratio}});
-  }
-  return all;
 }
 
 jit::Config config_of(const Context& context) {
@@ -289,34 +197,28 @@ int tune_on(const Context& context, const TuneCommand& asked, const TuneMachine&
   jit::Dispatcher dispatcher(config_of(context), {}, machine.cuda);
   const Target target = dispatcher.target(device);
   const auto kernel =
-      op().model_variants(shapes[0], dtypes[0], jit::Pass::fwd, target, jit::Tuning()).at(0);
-  if (op().alternatives(kernel).empty()) {
+      tuned_op().model_variants(shapes[0], dtypes[0], jit::Pass::fwd, target, jit::Tuning()).at(0);
+  if (tuned_op().alternatives(kernel).empty()) {
     return fail(failed, fmt::format("{} ({}): nothing to tune: its kernels, of {}, have one tile",
                                     text(device), info.name, name(target)));
   }
   const auto cases = Tuner(context, machine, dispatcher, asked.device).run(shapes, dtypes);
-  Choices choices;
-  jit::TuningRecord record{.op = std::string(op().name),
+  TuneChoices choices;
+  jit::TuningRecord record{.op = std::string(tuned_op().name),
                            .pass = jit::Pass::fwd,
                            .target = target,
                            .device = machine.cuda.loader->model(asked.device),
                            .tiles = {}};
   for (std::size_t i = 0; i < choices.size(); ++i) {
     choices[i] = choose(cases, i);
-    record.tiles[i] = op().tile_names[choices[i].tile];
+    record.tiles[i] = tuned_op().tile_names[choices[i].tile];
   }
   jit::store_tuning(layers.options, record);
-  const std::string file = *layers.options.read_write + '/' + jit::k_tuning_name;
-  if (context.json) {
-    print_json(context.out, {{"device", record.device.name},
-                             {"driver", record.device.driver},
-                             {"target", name(target)},
-                             {"measured", json_of(cases)},
-                             {"chosen", json_of(choices)},
-                             {"file", file}});
-  } else {
-    print_for_people(context, cases, choices, file);
-  }
+  report(context, {.device = record.device,
+                   .target = target,
+                   .cases = cases,
+                   .choices = choices,
+                   .file = *layers.options.read_write + '/' + jit::k_tuning_name});
   return ok;
 }
 

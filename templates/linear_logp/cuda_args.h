@@ -47,11 +47,9 @@ struct LinearLogpSm90Tile {
   constexpr int shared_bytes() const { return (rows + kLinearLogpLeaf) * 64 * stages * 2; }
 };
 constexpr LinearLogpSm90Tile kLinearLogpSm90Tiles[] = {
-    {"128-dynamic", 128, 5, true, true},
-    {"64-dynamic", 64, 7, true, true},
-    {"64-static", 64, 7, true, false},
-    {"128-static", 128, 5, true, false},
-    {"256-cooperative", 256, 3, false, true},
+    {"128-dynamic", 128, 5, true, true},  // in a kernel's name it is left out
+    {"64-dynamic", 64, 7, true, true},   {"64-static", 64, 7, true, false},
+    {"128-static", 128, 5, true, false}, {"256-cooperative", 256, 3, false, true},
 };
 
 // Array of one value a row (or column of vocabulary); strides count elements and may be 0.
