@@ -24,14 +24,6 @@ RLK_DEVICE float finish_logit(const Args& a, float x, float scale, float& slope)
   if constexpr (!kCap) return x * scale;
   return a.softcap * tanh_f32(x * a.inverse_softcap, slope) * scale;
 }
-template <bool kCap>
-RLK_DEVICE float logit(const Args& a, float dot, float bias, float scale) {
-  float slope;
-  return finish_logit<kCap>(a, start_logit(a, dot, bias), scale, slope);
-}
-RLK_DEVICE float logit(const Args& a, float dot, float bias, float scale) {
-  return has_softcap(a) ? logit<true>(a, dot, bias, scale) : logit<false>(a, dot, bias, scale);
-}
 
 // A leaf of only -inf: take 0 as its maximum, so that terms are exp(-inf) = 0 and not NaN.
 RLK_DEVICE float base_of(float max) { return max == -infinity() ? 0.0f : max; }

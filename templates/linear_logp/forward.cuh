@@ -20,9 +20,9 @@ RLK_DEVICE float sum_over_lanes(float x) {
   return x;
 }
 
-// The dot product with the target, of the rows whose target lies in this tile. Registers have no
+// The logit of the target, of the rows whose target lies in this tile. Registers have no
 // index, so the thread that holds it looks it up in memory of its own, where the stages were.
-RLK_DEVICE void find_target_dots(LogitsLoop& tile, const LogitsShared& s, float* dots) {
+RLK_DEVICE void find_target_logits(LogitsLoop& tile, const LogitsShared& s, float* logits) {
   constexpr int kPairs = LogitsLoop::kPairsOfThread;
   static_assert(kLogitsTile.threads() * (kPairs + 1) * int{sizeof(float2)} <=
                 kLogitsTile.shared_bytes(sizeof(T)));
@@ -35,14 +35,14 @@ RLK_DEVICE void find_target_dots(LogitsLoop& tile, const LogitsShared& s, float*
 #pragma unroll
     for (int j = 0; j < kPairs; ++j)
       st_shared_v2_f32(own + j * 8, tile.at(i, j, 0), tile.at(i, j, 1));
-    dots[row] = ld_shared_f32(own + element * 4);
+    logits[row] = ld_shared_f32(own + element * 4);
   }
 }
 
 // The leaf's partial of every row of the tile. Order: each thread over its columns ascending, then
 // the lanes of a row pairwise, then the warps of a row.
 RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared& s,
-                            const float* target_dots) {
+                            const float* target_logits) {
   __shared__ float shared_max[LogitsLoop::kWarpCols][kLogitsTile.rows];
   __shared__ float shared_sum[LogitsLoop::kWarpCols][kLogitsTile.rows];
   // With entropy: sums of exp(z - max) * (z - max).
@@ -107,10 +107,7 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
       for (int w = 1; w < LogitsLoop::kWarpCols; ++w) moment = moment + shared_moment[w][row];
       a.partial_moment[to] = moment;
     }
-    const int target = s.target[row];
-    if (target >= 0) {
-      a.target_logit[strip_row] = logit(a, target_dots[row], s.bias[target], s.scale[row]);
-    }
+    if (s.target[row] >= 0) a.target_logit[strip_row] = target_logits[row];
   }
 }
 
@@ -128,10 +125,10 @@ RLK_DEVICE void forward_main(const Args& a) {
   LogitsLoop tile;
   tile.zero();
   tile.run({s.hidden}, {s.weight}, static_cast<int>(dim(a)), stages);
-  __shared__ float target_dots[kLogitsTile.rows];
-  find_target_dots(tile, s, target_dots);
+  __shared__ float target_logits[kLogitsTile.rows];
   make_logits(tile, a, s);
-  reduce_leaf(tile, a, s, target_dots);
+  find_target_logits(tile, s, target_logits);
+  reduce_leaf(tile, a, s, target_logits);
 }
 
 }  // namespace rlk

@@ -111,23 +111,7 @@ RLK_DEVICE void set_tail(LogitsLoop& tile, const Args& a, const LogitsShared& s,
   }
 }
 
-// Turns dot products into logits.
-template <bool kCap>
-RLK_DEVICE void make_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s) {
-  float scale[LogitsLoop::kRowsOfThread];
-#pragma unroll
-  for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) scale[i] = s.scale[tile.row(i)];
-#pragma unroll
-  for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
-    const float2 bias = *reinterpret_cast<const float2*>(&s.bias[tile.col(j)]);
-#pragma unroll
-    for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
-      tile.at(i, j, 0) = logit<kCap>(a, tile.at(i, j, 0), bias.x, scale[i]);
-      tile.at(i, j, 1) = logit<kCap>(a, tile.at(i, j, 1), bias.y, scale[i]);
-    }
-  }
-}
-// The first step alone.
+// The first step of logits, for every column.
 RLK_DEVICE void add_bias(LogitsLoop& tile, const Args& a, const LogitsShared& s) {
 #pragma unroll
   for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
@@ -139,9 +123,24 @@ RLK_DEVICE void add_bias(LogitsLoop& tile, const Args& a, const LogitsShared& s)
     }
   }
 }
+template <bool kCap>
+RLK_DEVICE void finish_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s) {
+#pragma unroll
+  for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
+    const float scale = s.scale[tile.row(i)];
+#pragma unroll
+    for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
+      float slope;
+      tile.at(i, j, 0) = finish_logit<kCap>(a, tile.at(i, j, 0), scale, slope);
+      tile.at(i, j, 1) = finish_logit<kCap>(a, tile.at(i, j, 1), scale, slope);
+    }
+  }
+}
+// Turns dot products into logits.
 RLK_DEVICE void make_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s) {
-  if (!has_softcap(a)) return make_logits<false>(tile, a, s);
-  make_logits<true>(tile, a, s);
+  add_bias(tile, a, s);
+  if (!has_softcap(a)) return finish_logits<false>(tile, a, s);
+  finish_logits<true>(tile, a, s);
   set_tail(tile, a, s, -infinity());
 }
 
