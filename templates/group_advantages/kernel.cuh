@@ -65,10 +65,11 @@ extern "C" __global__ void __launch_bounds__(256)
         squares = squares + x * x;
       }
     }
-    const double below = denominator(a, count, sum_of_lanes(squares));
+    // One division a group: a third one in the loop spills on sm_100.
+    const double inverse = 1.0 / denominator(a, count, sum_of_lanes(squares));
 #pragma unroll 1
     for (Int64 j = first + lane; j < last; j += 32) {
-      a.advantages[j] = equal ? 0.0f : static_cast<float>((reward(j) - mean) / below);
+      a.advantages[j] = equal ? 0.0f : static_cast<float>((reward(j) - mean) * inverse);
     }
   }
 }

@@ -59,6 +59,13 @@ struct LogitsShared {
   int num_rows;
 };
 
+// Columns beyond the vocabulary repeat the last one with a bias of -inf, by which they become -inf,
+// or NaN in a row where the last one is inf or NaN and so all is NaN. A softcap would make a number
+// of it, a logit scale that is not above 0 inf or NaN: then set_tail() does it at the end.
+RLK_DEVICE bool ends_by_bias(const Args& a) {
+  return !has_softcap(a) && (kLogitScale == 0 || a.logit_scale > 0.0f);
+}
+
 // Fills `s` for active rows [row0, row0 + rows of a tile), of which num_rows are real, and the leaf
 // from column col0 on. The others repeat a real one, and what they give is read by nothing.
 RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int num_rows,
@@ -87,14 +94,12 @@ RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int
     s.weight[i] = static_cast<const T*>(a.weight) + col * a.weight_pitch;
     const float bias =
         a.bias.data ? read_float(a.bias.data, col * a.bias.stride, a.bias.type) : 0.0f;
-    s.bias[i] = real || has_softcap(a) ? bias : -infinity();
+    s.bias[i] = real || !ends_by_bias(a) ? bias : -infinity();
   }
   __syncthreads();
 }
 
-// Columns beyond the vocabulary repeat the last one with a bias of -inf. Without a softcap they
-// become -inf by it, or NaN in a row where the last one is inf or NaN and so all is NaN; a softcap
-// makes a number of it, so the tile's elements are set there afterwards.
+// Sets what lies beyond the vocabulary.
 RLK_DEVICE void set_tail(LogitsLoop& tile, const Args& a, const LogitsShared& s, float value) {
   const Int64 left = vocab(a) - s.col0;
   if (left >= kLinearLogpLeaf) return;
@@ -139,9 +144,12 @@ RLK_DEVICE void finish_logits(LogitsLoop& tile, const Args& a, const LogitsShare
 // Turns dot products into logits.
 RLK_DEVICE void make_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s) {
   add_bias(tile, a, s);
-  if (!has_softcap(a)) return finish_logits<false>(tile, a, s);
-  finish_logits<true>(tile, a, s);
-  set_tail(tile, a, s, -infinity());
+  if (has_softcap(a)) {
+    finish_logits<true>(tile, a, s);
+  } else {
+    finish_logits<false>(tile, a, s);
+  }
+  if (!ends_by_bias(a)) set_tail(tile, a, s, -infinity());
 }
 
 }  // namespace rlk

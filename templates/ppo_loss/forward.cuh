@@ -32,8 +32,9 @@ extern "C" __global__ void rlk_ppo_loss_fwd_pack(const __grid_constant__ PpoLoss
 
 RLK_DEVICE bool is_active(const Args& a, Int64 token) { return !a.mask || a.mask[token] != 0; }
 
-// A block a sequence: its active tokens, and the sums that its statistics need.
-extern "C" __global__ void __launch_bounds__(512)
+// A block a sequence: its active tokens, and the sums that its statistics need. Two blocks at once:
+// left to itself the compiler aims at three and spills on sm_120.
+extern "C" __global__ void __launch_bounds__(512, 2)
     rlk_ppo_loss_fwd_count(const __grid_constant__ Args a) {
   __shared__ CountBlock sums;
   __shared__ long long counts[16];

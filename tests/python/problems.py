@@ -121,6 +121,16 @@ def check(p: Problem, what: str = "", **options: Any) -> None:
     assert (grads.bias is None) == (p.bias is None)
 
 
+def beside(like: Any, values: np.ndarray) -> Any:
+    """The values in float32, of the framework and on the device of `like`."""
+    array = values.astype(np.float32)
+    if isinstance(like, np.ndarray):
+        return array
+    import torch
+
+    return torch.from_numpy(array).to(like.device)
+
+
 def check_all_outputs(p: Problem, what: str = "", **options: Any) -> None:
     """Log-prob, entropy, log-sum-exp and the gradients of all three are within their bounds."""
     reference = p.reference(**options)
@@ -131,7 +141,7 @@ def check_all_outputs(p: Problem, what: str = "", **options: Any) -> None:
         assert_within(got, exact, f"{what} {name}")
     upstream = as_float64(p.upstream)
     rng = np.random.default_rng(upstream.size)
-    more = [rng.standard_normal(upstream.shape).astype(np.float32) for _ in range(2)]
+    more = [beside(p.upstream, rng.standard_normal(upstream.shape)) for _ in range(2)]
     sets = [(p.upstream, *more), (None, more[0], None), (None, None, more[1])]
     for log_prob, entropy, lse in sets:
         got = rlk.jit.linear_logp_backward(
