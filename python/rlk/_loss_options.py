@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from functools import lru_cache
-from typing import Any, NamedTuple
+from numbers import Integral, Real
+from typing import Any, NamedTuple, NoReturn
 
 from rlk import _core
 from rlk.errors import InvalidArgument
@@ -60,35 +61,92 @@ class Given(NamedTuple):
     has_weights: bool = False
 
 
-def fail(name: str, expected: str, got: Any) -> None:
+def fail(name: str, expected: str, got: Any) -> NoReturn:
     raise InvalidArgument(f"ppo_loss: {name}: expected {expected}, got {got}")
 
 
-@lru_cache(maxsize=256)
-def resolve(dialect: str, given: Given, *overrides: Any) -> Resolved:
-    """`overrides` in the order of NAMES, None: the dialect's. Raises rlk.InvalidArgument."""
+def text(value: Any) -> str:
+    """For a message; an int of thousands of digits has no decimal form."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "an int of too many digits"
+
+
+def resolve(*arguments: Any) -> Resolved:
+    """`_resolve`, once for equal arguments. Raises rlk.InvalidArgument."""
+    try:
+        # By type too: True is no number where 1 is one, though they are equal.
+        pairs = tuple([(*map(type, x),) for x in arguments if isinstance(x, tuple)])
+        return _kept(pairs, *arguments)
+    except TypeError:  # unhashable: wrong, or the value of an option that is off
+        return _resolve(*arguments)
+
+
+def _resolve(
+    dialect: str,
+    max_seq_len: float | None,
+    samples_per_prompt: int | None,
+    has_boundaries: bool,
+    has_weights: bool,
+    *overrides: Any,
+) -> Resolved:
+    """`overrides` in the order of NAMES, None: the dialect's."""
     base = rules(dialect)
+    given = Given(max_seq_len, samples_per_prompt, has_boundaries, has_weights)
     own = dict(zip(NAMES, overrides, strict=True))
     chosen = {name: getattr(base, name) if own[name] is None else own[name] for name in NAMES}
-    for name, words in WORDS.items():
-        if chosen[name] not in words:
-            fail(name, ", ".join(words), repr(chosen[name]))
+    _word("policy_loss", chosen["policy_loss"])
     for name in ("use_dual_clip", "use_tis"):
         if not isinstance(chosen[name], bool):
-            fail(name, "True or False", repr(chosen[name]))
+            fail(name, "True or False", text(chosen[name]))
+    for name in ("kl_coef", "entropy_coef"):
+        _number(name, chosen[name], -1e30, 1e30)
+    if chosen["use_dual_clip"] and chosen["policy_loss"] != "ppo":
+        if own["use_dual_clip"]:
+            fail("use_dual_clip", f"False with policy_loss={chosen['policy_loss']!r}", "True")
+        chosen["use_dual_clip"] = False  # of the dialect, whose own loss has none here
+    for name in _switched_off(chosen):
+        own[name], chosen[name] = None, getattr(base, name)
+    for name in WORDS:
+        _word(name, chosen[name])
     _reductions(base, own, chosen, given)
     _numbers(chosen)
     r = Rules(**chosen)
-    if r.use_dual_clip and r.policy_loss != "ppo":
-        if own["use_dual_clip"]:
-            fail("use_dual_clip", f"False with policy_loss={r.policy_loss!r}", "True")
-        chosen["use_dual_clip"] = False  # of the dialect, whose own loss has none here
     if r.policy_loss == "gspo" and r.loss_reduction == "token_sum":
         fail("loss_reduction", "a mean over sequences or tokens with gspo", "'token_sum'")
     if r.policy_loss == "gspo" and r.kl_weight == "ratio" and r.kl_coef != 0:
         fail("kl_weight", "'one' with gspo, whose ratio couples tokens", "'ratio'")
-    r = Rules(**chosen)
     return Resolved(_core_options(r, given), r, r.use_tis, r.kl_coef != 0, r.entropy_coef != 0)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _kept(pairs: tuple[tuple[type, ...], ...], *arguments: Any) -> Resolved:
+    return _resolve(*arguments)
+
+
+def _switched_off(chosen: dict[str, Any]) -> list[str]:
+    """Options that this loss does not read: their values may be anything."""
+    loss = chosen["policy_loss"]
+    off = {
+        "clip_ratio_c": not chosen["use_dual_clip"],
+        "cispo_bounds": loss != "cispo",
+        "sapo_tau_pos": loss != "sapo",
+        "sapo_tau_neg": loss != "sapo",
+        "log_ratio_clamp": loss == "gspo",
+        "gspo_log_ratio_clamp": loss != "gspo",
+    }
+    for name in NAMES:
+        if name.startswith("tis_"):
+            off[name] = not chosen["use_tis"]
+        elif name.startswith("kl_") and name != "kl_coef":
+            off[name] = chosen["kl_coef"] == 0
+    return [name for name, is_off in off.items() if is_off]
+
+
+def _word(name: str, value: Any) -> None:
+    if not isinstance(value, str) or value not in WORDS[name]:
+        fail(name, ", ".join(WORDS[name]), text(value))
 
 
 def _reductions(base: Rules, own: dict[str, Any], chosen: dict[str, Any], given: Given) -> None:
@@ -105,22 +163,46 @@ def _reductions(base: Rules, own: dict[str, Any], chosen: dict[str, Any], given:
         chosen["loss_reduction"] = fixed.get(chosen["policy_loss"], chosen["loss_reduction"])
     names = dict(base.reduction_names)
     for name in ("loss_reduction", "kl_reduction"):
-        word = names.get(chosen[name], chosen[name])
+        word = chosen[name] if isinstance(chosen[name], str) else ""
+        word = names.get(word, word)
         if word == "policy" and name == "kl_reduction":
             word = chosen["loss_reduction"]
         if word not in REDUCTIONS:
-            fail(name, ", ".join((*REDUCTIONS, *names)), repr(chosen[name]))
+            fail(name, ", ".join((*REDUCTIONS, *names)), text(chosen[name]))
         chosen[name] = word
         if word in NEEDS_LENGTH and given.max_seq_len is None:
             fail("max_seq_len", f"a number with {word}", "None")
         if word in NEEDS_GROUPS and given.samples_per_prompt is None and not given.has_boundaries:
             fail("samples_per_prompt", f"a number (or group_boundaries) with {word}", "None")
-    if given.max_seq_len is not None and not (0 < given.max_seq_len < inf):
-        fail("max_seq_len", "a number above 0", given.max_seq_len)
-    if given.samples_per_prompt is not None and given.has_boundaries:
-        fail("samples_per_prompt", "None with group_boundaries", given.samples_per_prompt)
-    if given.samples_per_prompt is not None and given.samples_per_prompt < 1:
-        fail("samples_per_prompt", "1 or more", given.samples_per_prompt)
+    if given.max_seq_len is not None:
+        length = _float(given.max_seq_len)
+        if length is None or not 0 < length < inf:
+            fail("max_seq_len", "a number above 0", text(given.max_seq_len))
+    samples = given.samples_per_prompt
+    if samples is not None and given.has_boundaries:
+        fail("samples_per_prompt", "None with group_boundaries", text(samples))
+    if samples is not None and not (_is_integer(samples) and 1 <= samples < 1 << 63):
+        fail("samples_per_prompt", "an int from 1 up", text(samples))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _float(value: Any) -> float | None:
+    """None for what is no number, or one that no float holds."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _number(name: str, value: Any, least: float, most: float) -> None:
+    number = _float(value)
+    if number is None or not least <= number <= most:  # also NaN
+        fail(name, f"a number from {least:g} to {most:g}", text(value))
 
 
 def _numbers(chosen: dict[str, Any]) -> None:
@@ -131,37 +213,32 @@ def _numbers(chosen: dict[str, Any]) -> None:
         "sapo_tau_pos": (1e-6, 1e6),
         "sapo_tau_neg": (1e-6, 1e6),
         "tis_imp_ratio_cap": (0.0, inf),
-        "tis_imp_ratio_floor": (0.0, chosen["tis_imp_ratio_cap"]),
         "tis_log_clamp": (0.0, inf),
-        "kl_coef": (-1e30, 1e30),
         "kl_clamp": (0.0, inf),
         "kl_output_clamp": (0.0, inf),
-        "entropy_coef": (-1e30, 1e30),
     }
     for name, (least, most) in ranges.items():
-        value = chosen[name]
-        good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not good or not least <= value <= most:  # also NaN
-            fail(name, f"a number from {least:g} to {most:g}", repr(value))
+        _number(name, chosen[name], least, most)
+    _number("tis_imp_ratio_floor", chosen["tis_imp_ratio_floor"], 0.0, chosen["tis_imp_ratio_cap"])
     for name in ("log_ratio_clamp", "gspo_log_ratio_clamp"):
         low, high = bounds(name, chosen[name])
         if not low < high:
-            fail(name, "a number above 0, or (low, high)", repr(chosen[name]))
+            fail(name, "a number above 0, or (low, high)", text(chosen[name]))
     around = chosen["cispo_bounds"]
-    if around not in ("1+eps", "eps"):
+    if not isinstance(around, str) or around not in ("1+eps", "eps"):
         low, high = bounds("cispo_bounds", around) if isinstance(around, tuple) else (1.0, 0.0)
         if not low <= high:
-            fail("cispo_bounds", "'1+eps', 'eps' or (low, high)", repr(around))
+            fail("cispo_bounds", "'1+eps', 'eps' or (low, high)", text(around))
 
 
 def bounds(name: str, value: Any) -> tuple[float, float]:
     """(low, high) of a pair, or of one number for both sides."""
-    try:
-        low, high = value if isinstance(value, tuple) else (-value, value)
-        return float(low), float(high)
-    except (TypeError, ValueError):
-        fail(name, "a number or (low, high)", repr(value))
-        raise
+    pair = value if isinstance(value, tuple) else (value, value)
+    if len(pair) == 2:
+        low, high = _float(pair[0]), _float(pair[1])
+        if low is not None and high is not None:
+            return (low, high) if isinstance(value, tuple) else (-high, high)
+    fail(name, "a number or (low, high)", text(value))
 
 
 def ratio_bounds(r: Rules) -> tuple[float, float]:

@@ -7,7 +7,7 @@ import sys
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._loss_options import Given, Resolved, resolve
+from rlk._loss_options import Resolved, resolve
 from rlk._metrics import Metrics, make_metrics
 from rlk.errors import InvalidArgument
 
@@ -81,45 +81,43 @@ def make_call(
     global_groups: int | Tensor | None = None,
     loss_weights: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    **unknown: Any,
 ) -> Call:
-    given = Given(
-        max_seq_len, samples_per_prompt, group_boundaries is not None, loss_weights is not None
+    for name in unknown:
+        raise TypeError(f"ppo_loss: {name}: expected an option that exists")
+    options = resolve(
+        dialect,
+        max_seq_len,
+        samples_per_prompt,
+        group_boundaries is not None,
+        loss_weights is not None,
+        policy_loss,
+        loss_reduction,
+        eps_clip_low,
+        eps_clip_high,
+        use_dual_clip,
+        clip_ratio_c,
+        cispo_bounds,
+        sapo_tau_pos,
+        sapo_tau_neg,
+        log_ratio_clamp,
+        gspo_log_ratio_clamp,
+        use_tis,
+        tis_mode,
+        tis_level,
+        tis_imp_ratio_cap,
+        tis_imp_ratio_floor,
+        tis_log_clamp,
+        tis_overflow,
+        kl_coef,
+        kl_estimator,
+        kl_gradient,
+        kl_weight,
+        kl_clamp,
+        kl_output_clamp,
+        kl_reduction,
+        entropy_coef,
     )
-    try:
-        options = resolve(
-            dialect,
-            given,
-            policy_loss,
-            loss_reduction,
-            eps_clip_low,
-            eps_clip_high,
-            use_dual_clip,
-            clip_ratio_c,
-            cispo_bounds,
-            sapo_tau_pos,
-            sapo_tau_neg,
-            log_ratio_clamp,
-            gspo_log_ratio_clamp,
-            use_tis,
-            tis_mode,
-            tis_level,
-            tis_imp_ratio_cap,
-            tis_imp_ratio_floor,
-            tis_log_clamp,
-            tis_overflow,
-            kl_coef,
-            kl_estimator,
-            kl_gradient,
-            kl_weight,
-            kl_clamp,
-            kl_output_clamp,
-            kl_reduction,
-            entropy_coef,
-        )
-    except TypeError as error:  # an array or list where a number belongs
-        raise InvalidArgument(
-            f"ppo_loss: options: expected numbers and words, got {error}"
-        ) from None
     tensors = {
         "log_probs": log_probs,
         "old_log_probs": old_log_probs,

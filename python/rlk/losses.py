@@ -166,7 +166,7 @@ DIALECTS: Mapping[str, Rules] = {
 
 def rules(dialect: str) -> Rules:
     """The rules of a dialect by name. Raises rlk.InvalidArgument."""
-    if dialect not in DIALECTS:
+    if not isinstance(dialect, str) or dialect not in DIALECTS:
         raise InvalidArgument(f"ppo_loss: dialect: expected {', '.join(DIALECTS)}, got {dialect!r}")
     return DIALECTS[dialect]
 

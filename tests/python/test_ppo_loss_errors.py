@@ -38,13 +38,19 @@ def refused(match: str, b: Batch | None = None, **options):
     ],
 )
 def test_unknown_words(name, value):
-    refused(f"^ppo_loss: {name}: expected .*got '{re.escape(value)}'", **{name: value})
+    _, switch = LIVE.get(name, (None, {}))
+    expected = f"^ppo_loss: {name}: expected .*got '{re.escape(value)}'"
+    refused(expected, **{**switch, name: value})
 
 
 def test_unknown_options():
     """RLinf 316: nothing is swallowed."""
-    with pytest.raises(TypeError, match="clip_ratio"):
-        batch().loss(clip_ratio=0.2)
+    b = batch()
+    for call in (b.loss, b.grads):
+        with pytest.raises(TypeError, match=r"^ppo_loss: clip_ratio: expected"):
+            call(clip_ratio=0.2)
+    with pytest.raises(TypeError, match=r"^ppo_loss: clip_ratio: expected"):
+        rlk.jit.explain_ppo_loss(b.log_probs, b.old, b.advantages, clip_ratio=0.2)
 
 
 @pytest.mark.parametrize("policy", ["gspo", "cispo", "sapo", "gpg"])
@@ -85,15 +91,47 @@ def test_contradictions():
         ("max_seq_len", 0),
         ("samples_per_prompt", 0),
         ("samples_per_prompt", 4),
+        ("samples_per_prompt", 2.0),
+        ("samples_per_prompt", True),
+        ("max_seq_len", True),
+        ("max_seq_len", "64"),
         ("global_tokens", 0),
     ],
 )
 def test_numbers(name, value):
-    refused(f"^ppo_loss: {name}: expected", **{name: value})
+    _, switch = LIVE.get(name, (None, {}))
+    refused(f"^ppo_loss: {name}: expected", **{**switch, name: value})
 
 
-def test_arrays_where_numbers_belong():
-    refused("options: expected numbers", eps_clip_low=np.zeros(3))
+@pytest.mark.parametrize(
+    "wrong", [np.zeros(3), [1.0], {}, b"1", 10**400, 10**5000], ids=lambda w: str(type(w))
+)
+def test_what_is_no_value_of_an_option(wrong):
+    for name in (*LIVE, "max_seq_len", "samples_per_prompt", "dialect"):
+        _, switch = LIVE.get(name, (None, {}))
+        refused(f"^ppo_loss: {name}: expected", **{**switch, name: wrong})
+    if isinstance(wrong, int) and wrong == 10**400:
+        refused("^ppo_loss: global_tokens: expected", global_tokens=wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("use_dual_clip", True, 1),
+        ("use_tis", True, 1.0),
+        ("clip_ratio_c", 1, True),
+        ("eps_clip_high", 1.0, True),
+        ("kl_coef", 1, True),
+        ("max_seq_len", 1, True),
+        ("samples_per_prompt", 1, 1.0),
+        ("log_ratio_clamp", 1, True),
+        ("log_ratio_clamp", (0, 1), (False, True)),
+    ],
+)
+def test_equal_values_of_another_type_after_a_right_call(name, right, wrong):
+    switch = LIVE.get(name, (None, {}))[1]
+    batch().loss(**{**switch, name: right})
+    refused(f"^ppo_loss: {name}: expected", **{**switch, name: wrong})
 
 
 def test_shapes_and_dtypes():
@@ -179,7 +217,7 @@ def test_the_lists_of_live_options_are_complete():
 
     rules = {f.name for f in dataclasses.fields(Rules)} - {"reduction_of", "reduction_names"}
     assert set(LIVE) == rules
-    parameters = set(inspect.signature(make_call).parameters)
+    parameters = set(inspect.signature(make_call).parameters) - {"unknown"}
     tensors = {"rollout_logprobs", "ref_log_probs", "entropy", "cu_seqlens", "dialect"}
     operands = {"log_probs", "old_log_probs", "advantages", "loss_mask"}
     assert parameters == rules | set(CALL) | tensors | operands
@@ -205,10 +243,29 @@ def test_every_option_that_is_on_matters(name):
     assert not same(b.loss(**before).loss, b.loss(**after).loss) or name == "kl_gradient"
 
 
-@pytest.mark.parametrize("name", [n for n, (_, switch) in LIVE.items() if n.startswith("tis_")])
-def test_what_is_off_is_accepted_and_does_nothing(name):
+# What each option is off with: no value of it matters then, a wrong one neither.
+OFF: dict[str, dict] = {
+    name: {}
+    for name in LIVE
+    if name in ("clip_ratio_c", "cispo_bounds", "gspo_log_ratio_clamp")
+    or (name.startswith(("tis_", "kl_", "sapo_")) and name != "kl_coef")
+} | {"log_ratio_clamp": {"policy_loss": "gspo"}}
+
+
+@pytest.mark.parametrize("name", OFF)
+@pytest.mark.parametrize("value", [None, -1.0, "no", True, [1], float("nan"), np.ones(2)])
+def test_what_is_off_is_accepted_and_does_nothing(name, value):
     b = batch()
-    assert same(b.loss(**{name: LIVE[name][0]}).loss, b.loss().loss)
+    value = LIVE[name][0] if value is None else value
+    assert same(b.loss(**OFF[name], **{name: value}).loss, b.loss(**OFF[name]).loss)
+
+
+def test_a_kl_reduction_that_is_off_asks_for_nothing():
+    b = batch()
+    weights = {"loss_weights": np.ones(6, FLOAT)}
+    for others in ({}, weights):
+        got = b.loss(kl_reduction="token_sum_over_L", **others)
+        assert same(got.loss, b.loss(**others).loss)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -121,6 +121,14 @@ def test_the_registered_loss(tensors, kind, as_mapping):
     torch.testing.assert_close(clip_ratio, clip)
 
 
+def test_its_stock_config(tensors):
+    """Whose cap is a placeholder as long as use_tis is off."""
+    stock = {"use_tis": False, "tis_imp_ratio_cap": -1.0, "max_seq_len": None}
+    del tensors["rollout_logprobs"]
+    loss, _ = skyrl.ppo_policy_loss_fused(**tensors, config=stock)
+    torch.testing.assert_close(loss, eager(tensors)[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean", "seq_mean_token_sum_norm"])
 def test_reductions_of_the_config(tensors, reduction):
     config = SimpleNamespace(loss_reduction=reduction, max_seq_len=64)
