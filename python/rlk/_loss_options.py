@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple, NoReturn
 
 from rlk import _core
-from rlk.errors import InvalidArgument
+from rlk.errors import InvalidArgument, text
 from rlk.losses import POLICY_LOSSES, REDUCTIONS, Rules, rules
 
 inf = float("inf")
@@ -63,14 +63,6 @@ class Given(NamedTuple):
 
 def fail(name: str, expected: str, got: Any) -> NoReturn:
     raise InvalidArgument(f"ppo_loss: {name}: expected {expected}, got {got}")
-
-
-def text(value: Any) -> str:
-    """For a message; an int of thousands of digits has no decimal form."""
-    try:
-        return repr(value)
-    except ValueError:
-        return "an int of too many digits"
 
 
 def resolve(*arguments: Any) -> Resolved:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors that rlk raises. Messages read ``op: argument: expected ..., got ...``."""
 
+from __future__ import annotations
+
 
 class Error(Exception):
     """Base of all errors of rlk."""
@@ -24,3 +26,11 @@ class DriverError(Error, RuntimeError):
 
 class LoadError(Error, ImportError):
     """A library, or a symbol in one, is missing."""
+
+
+def text(value: object) -> str:
+    """A value in a message; an int of thousands of digits has no decimal form."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "an int of too many digits"

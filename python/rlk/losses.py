@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rlk._metrics import Metrics, combine
-from rlk.errors import InvalidArgument
+from rlk.errors import InvalidArgument, text
 
 __all__ = ["DIALECTS", "Metrics", "Rules", "combine", "diff", "rules"]
 
@@ -167,7 +167,8 @@ DIALECTS: Mapping[str, Rules] = {
 def rules(dialect: str) -> Rules:
     """The rules of a dialect by name. Raises rlk.InvalidArgument."""
     if not isinstance(dialect, str) or dialect not in DIALECTS:
-        raise InvalidArgument(f"ppo_loss: dialect: expected {', '.join(DIALECTS)}, got {dialect!r}")
+        expected = ", ".join(DIALECTS)
+        raise InvalidArgument(f"ppo_loss: dialect: expected {expected}, got {text(dialect)}")
     return DIALECTS[dialect]
 
 
