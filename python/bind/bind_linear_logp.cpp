@@ -2,9 +2,9 @@
 // linear_logp: from Python arguments to a LinearLogpCall, and its results back.
 #include "jit/dispatcher.hpp"
 #include "python/bind/call_stream.hpp"
+#include "python/bind/logp_arguments.hpp"
 #include "python/bind/module.hpp"
 #include "python/bind/without_gil.hpp"
-#include "runtime/error.hpp"
 #include "templates/linear_logp/op.hpp"
 
 #include <pybind11/pybind11.h>
@@ -17,7 +17,8 @@ namespace {
 
 // The arguments that forward and backward share. Holds what the call's tensors point to.
 struct Arguments {
-  TensorArgument hidden, weight, target, bias, temperature, mask;
+  TensorArgument hidden, weight, bias;
+  LogpArguments rows;
   LinearLogpCall call;
 
   // log-prob and the like: float32, one value a row.
@@ -31,41 +32,6 @@ struct Arguments {
   }
 };
 
-std::optional<std::int64_t> bind_ignore_index(py::handle object) {
-  if (object.is_none()) return std::nullopt;
-  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
-  const auto value = index ? PyLong_AsLongLong(index.ptr()) : -1;
-  if (PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    throw InvalidArgument("linear_logp: ignore_index: expected an int of 64 bits or None, got {}",
-                          std::string(py::repr(object)));
-  }
-  return value;
-}
-
-double bind_number(py::handle object, const char* argument, const char* expected) {
-  const double value = PyFloat_AsDouble(object.ptr());
-  if (PyErr_Occurred() == nullptr) return value;
-  PyErr_Clear();
-  throw InvalidArgument("linear_logp: {}: expected {}, got {}", argument, expected,
-                        Py_TYPE(object.ptr())->tp_name);
-}
-
-void bind_temperature(py::handle object, Arguments& into) {
-  const bool is_number = PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr());
-  // NumPy scalars and 0-d tensors convert to a number as well.
-  const py::object rank = is_number ? py::object() : py::getattr(object, "ndim", py::none());
-  const bool has_axes = rank && PyLong_Check(rank.ptr()) && !rank.equal(py::int_(0));
-  // A DLPack producer need not tell its rank, nor convert to a number.
-  const bool is_producer = rank && rank.is_none() && py::hasattr(object, "__dlpack__");
-  if (has_axes || is_producer) {
-    into.temperature = bind_argument(object, "linear_logp: temperature", into.call);
-    into.call.temperature = into.temperature.tensor;
-    return;
-  }
-  into.call.temperature_value = bind_number(object, "temperature", "a number or a tensor [...]");
-}
-
 Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
                          py::handle temperature, py::handle softcap, py::handle logit_scale,
                          py::handle mask, py::handle ignore_index, py::handle stream) {
@@ -75,26 +41,16 @@ Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target
   call.op = &templates::linear_logp_op;
   call.stream = bind_stream(stream, bound.hidden, "linear_logp", "hidden");
   bound.weight = bind_argument(weight, "linear_logp: weight", call);
-  bound.target = bind_argument(target, "linear_logp: target", call);
   bound.bias = bind_argument(bias, "linear_logp: bias", call);
-  bound.mask = bind_argument(mask, "linear_logp: mask", call);
   call.hidden = bound.hidden.tensor;
   call.weight = bound.weight.tensor;
-  call.target = bound.target.tensor;
   call.bias = bound.bias.tensor;
-  call.mask = bound.mask.tensor;
   call.device = call.hidden.device;
-  call.ignore_index = bind_ignore_index(ignore_index);
-  bind_temperature(temperature, bound);
-  if (!softcap.is_none()) call.softcap = bind_number(softcap, "softcap", "a number or None");
-  call.logit_scale = bind_number(logit_scale, "logit_scale", "a number");
-  for (auto [tensor, argument] :
-       {std::pair{&call.hidden, "hidden"}, std::pair{&call.weight, "weight"},
-        std::pair{&call.target, "target"}}) {
-    if (!tensor->present()) {
-      throw InvalidArgument("linear_logp: {}: expected a tensor, got None", argument);
-    }
-  }
+  bound.rows =
+      bind_logp_arguments({target, temperature, softcap, logit_scale, mask, ignore_index}, call);
+  expect_given(call.hidden, "hidden", call);
+  expect_given(call.weight, "weight", call);
+  expect_given(call.target, "target", call);
   return bound;
 }
 
@@ -137,18 +93,8 @@ py::tuple backward(py::handle grad_output, py::handle grad_entropy, py::handle g
                               ignore_index, stream);
   LinearLogpCall& call = bound.call;
   call.pass = jit::Pass::bwd;
-  const TensorArgument of_output = bind_argument(grad_output, "linear_logp: grad_output", call);
-  const TensorArgument of_entropy = bind_argument(grad_entropy, "linear_logp: grad_entropy", call);
-  const TensorArgument of_lse = bind_argument(grad_lse, "linear_logp: grad_lse", call);
-  call.grad_output = of_output.tensor;
-  call.grad_entropy = of_entropy.tensor;
-  call.grad_lse = of_lse.tensor;
-  const TensorArgument saved_max = bind_tensor(row_max, "linear_logp: row_max");
-  const TensorArgument saved_log_sum = bind_tensor(row_log_sum, "linear_logp: row_log_sum");
-  const TensorArgument saved_entropy = bind_tensor(entropy, "linear_logp: entropy");
-  call.row_max = saved_max.tensor;
-  call.row_log_sum = saved_log_sum.tensor;
-  call.entropy = saved_entropy.tensor;
+  const auto given =
+      bind_logp_backward(grad_output, grad_entropy, grad_lse, row_max, row_log_sum, entropy, call);
   const bool runs_forward = !call.row_max.present();
   const Tensor none_yet = dense_tensor(nullptr, DType::f32, {}, {});
   if (runs_forward && call.grad_entropy.present()) call.entropy = none_yet;

@@ -56,6 +56,50 @@ def linear_logp_explain(
     return_lse: bool,
     backward: bool,
 ) -> tuple[str, str, str, str, str]: ...
+def logp_forward(
+    logits: Any,
+    target: Any,
+    temperature: Any,
+    softcap: float | None,
+    logit_scale: float,
+    mask: Any,
+    ignore_index: int | None,
+    stream: int | None,
+    return_entropy: bool,
+    return_lse: bool,
+    save: bool,
+    in_place: bool,
+) -> Any: ...
+def logp_backward(
+    grad_output: Any,
+    grad_entropy: Any,
+    grad_lse: Any,
+    logits: Any,
+    target: Any,
+    temperature: Any,
+    softcap: float | None,
+    logit_scale: float,
+    mask: Any,
+    ignore_index: int | None,
+    stream: int | None,
+    row_max: Any,
+    row_log_sum: Any,
+    entropy: Any,
+    in_place: bool,
+) -> Any: ...
+def logp_explain(
+    logits: Any,
+    target: Any,
+    temperature: Any,
+    softcap: float | None,
+    logit_scale: float,
+    mask: Any,
+    ignore_index: int | None,
+    stream: int | None,
+    return_entropy: bool,
+    return_lse: bool,
+    backward: bool,
+) -> tuple[str, str, str, str, str]: ...
 
 class LossOptions:
     def __init__(

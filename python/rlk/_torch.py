@@ -12,20 +12,21 @@ from rlk import _core
 from rlk.errors import InvalidArgument, Unsupported
 
 
-class _Gradients(torch.autograd.Function):
+class Gradients(torch.autograd.Function):
     """The gradients as a function of their inputs, so that a second derivative is an error.
 
     torch's once_differentiable leaves it out without a word where grad_output is a constant.
     """
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable[[], Any], *inputs: Any) -> Any:
+    def forward(ctx: Any, op: str, compute: Callable[[], Any], *inputs: Any) -> Any:
+        ctx.op = op
         return compute()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         raise Unsupported(
-            "linear_logp: backward: expected one derivative, got a second (create_graph=True)"
+            f"{ctx.op}: backward: expected one derivative, got a second (create_graph=True)"
         )
 
 
@@ -102,7 +103,7 @@ class _LinearLogp(torch.autograd.Function):
 
         if torch.is_grad_enabled():  # create_graph
             upstream = (grad_output, grad_entropy, grad_lse)
-            grads = _Gradients.apply(compute, *upstream, hidden, weight, bias)
+            grads = Gradients.apply("linear_logp", compute, *upstream, hidden, weight, bias)
         else:
             grads = compute()
         grad_hidden, grad_weight, grad_bias = grads
@@ -112,6 +113,29 @@ class _LinearLogp(torch.autograd.Function):
 def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
     level = getattr(torch.autograd.forward_ad, "_current_level", -1)
     return torch.autograd.forward_ad.unpack_dual(tensor).tangent if level >= 0 else None
+
+
+def refuse_tangents(op: str, **operands: Any) -> None:
+    for name, operand in operands.items():
+        if isinstance(operand, torch.Tensor) and _tangent(operand) is not None:
+            raise Unsupported(
+                f"{op}: {name}: expected a tensor without a tangent (no forward-mode "
+                "derivative is there), got one with it"
+            )
+
+
+def refuse_options(op: str, temperature: Any, softcap: Any, logit_scale: Any) -> None:
+    """Options through which a gradient would have to flow."""
+    refuse_tangents(op, temperature=temperature, softcap=softcap, logit_scale=logit_scale)
+    for name, value, what in (
+        ("temperature", temperature, "tensor"),
+        ("softcap", softcap, "number"),
+        ("logit_scale", logit_scale, "number"),
+    ):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise InvalidArgument(
+                f"{op}: {name}: expected a {what} that needs no gradient, got one that does"
+            )
 
 
 def linear_logp(
@@ -135,28 +159,8 @@ def linear_logp(
                 f"linear_logp: {name}: expected a torch tensor where another argument is one that "
                 f"needs a gradient, got {type(operand).__name__}"
             )
-    for name, operand in (
-        ("hidden", hidden),
-        ("weight", weight),
-        ("bias", bias),
-        ("temperature", temperature),
-        ("softcap", softcap),
-        ("logit_scale", logit_scale),
-    ):
-        if isinstance(operand, torch.Tensor) and _tangent(operand) is not None:
-            raise Unsupported(
-                f"linear_logp: {name}: expected a tensor without a tangent (no forward-mode "
-                "derivative is there), got one with it"
-            )
-    for name, value, what in (
-        ("temperature", temperature, "tensor"),
-        ("softcap", softcap, "number"),
-        ("logit_scale", logit_scale, "number"),
-    ):
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            raise InvalidArgument(
-                f"linear_logp: {name}: expected a {what} that needs no gradient, got one that does"
-            )
+    refuse_tangents("linear_logp", hidden=hidden, weight=weight, bias=bias)
+    refuse_options("linear_logp", temperature, softcap, logit_scale)
     return _LinearLogp.apply(
         hidden,
         weight,

@@ -16,6 +16,7 @@ __all__ = [
     "Explanation",
     "LinearLogpGrads",
     "LinearLogpResult",
+    "LogpResult",
     "PpoLoss",
     "PpoLossGrads",
     "Preloaded",
@@ -25,10 +26,13 @@ __all__ = [
     "configure",
     "explain",
     "explain_group_advantages",
+    "explain_logp",
     "explain_ppo_loss",
     "group_advantages",
     "linear_logp",
     "linear_logp_backward",
+    "logp",
+    "logp_backward",
     "ppo_loss",
     "ppo_loss_backward",
     "preload",
@@ -38,6 +42,23 @@ __all__ = [
 ]
 
 Tensor = Any  # a torch tensor, NumPy array or DLPack producer
+
+
+def _needs_autograd(*tensors: Any) -> bool:
+    """Whether one of these is a torch tensor that needs a gradient here, or may carry a tangent."""
+    # A call with torch tensors has imported torch; rlk never does.
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    # Within forward_ad.dual_level() or torch.func.jvp a tensor may carry a tangent.
+    # The level has no public name; a torch without it is taken to be outside.
+    tangents = getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+    if not tangents and not torch.is_grad_enabled():
+        return False
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and (tangents or tensor.requires_grad):
+            return True
+    return False
 
 
 class LinearLogpResult(NamedTuple):
@@ -110,33 +131,26 @@ def linear_logp(
     With M = max z, S = sum exp(z - M) and T = sum exp(z - M) (z - M) over the vocabulary, log p =
     (z_t - M) - log S, the entropy is log S - T / S, and lse = M + log S.
     """
-    # A call with torch tensors has imported torch; rlk never does.
-    torch = sys.modules.get("torch")
-    # Within forward_ad.dual_level() or torch.func.jvp a tensor may carry a tangent.
-    # The level has no public name; a torch without it is taken to be outside.
-    tangents = torch is not None and getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
-    if torch is not None and (tangents or torch.is_grad_enabled()):
-        for tensor in (hidden, weight, bias, temperature, softcap, logit_scale):
-            if isinstance(tensor, torch.Tensor) and (tangents or tensor.requires_grad):
-                from rlk import _torch
+    if _needs_autograd(hidden, weight, bias, temperature, softcap, logit_scale):
+        from rlk import _torch
 
-                log_prob, entropy, lse = _torch.linear_logp(
-                    hidden,
-                    weight,
-                    target,
-                    bias,
-                    temperature,
-                    softcap,
-                    logit_scale,
-                    mask,
-                    ignore_index,
-                    stream,
-                    return_entropy,
-                    return_lse,
-                )
-                if return_entropy or return_lse:
-                    return LinearLogpResult(log_prob, entropy, lse)
-                return log_prob
+        log_prob, entropy, lse = _torch.linear_logp(
+            hidden,
+            weight,
+            target,
+            bias,
+            temperature,
+            softcap,
+            logit_scale,
+            mask,
+            ignore_index,
+            stream,
+            return_entropy,
+            return_lse,
+        )
+        if return_entropy or return_lse:
+            return LinearLogpResult(log_prob, entropy, lse)
+        return log_prob
     result = _core.linear_logp_forward(
         hidden,
         weight,
@@ -237,6 +251,125 @@ def linear_logp_backward(
         "bias" in needs and bias is not None,
     )
     return LinearLogpGrads(*grads)
+
+
+class LogpResult(NamedTuple):
+    """What `logp` returns where more than the log-prob is asked for, float32 ``[...]`` each; None
+    where not asked for."""
+
+    log_prob: Tensor  #: log p of the target
+    entropy: Tensor | None  #: -sum p log p over the vocabulary, in nats
+    lse: Tensor | None  #: log(sum exp z), of the logits that the softmax is taken of
+
+
+def logp(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+    return_entropy: bool = False,
+    return_lse: bool = False,
+    inplace_backward: bool = False,
+    stream: int | None = None,
+) -> Any:
+    """Log-probabilities of target ids from logits; no log_softmax is formed.
+
+    ``log_softmax(z)[target]`` of ``z = cap(logit_scale * logits) / temperature``, ``cap(x) =
+    softcap * tanh(x / softcap)``, in float32 whatever the logits' dtype. One read of the logits
+    forward, one read and one write backward. A row's bits depend on that row alone; those of
+    float32 logits are those of `linear_logp` where its dot products are the same numbers.
+    Differentiable in logits for torch tensors, the gradient in their dtype.
+
+    Args:
+        logits: ``[..., V]``, float32, bfloat16 or float16.
+        target: ``[...]``, ids in ``[0, V)`` of any integer dtype.
+        temperature, softcap, logit_scale, mask, ignore_index, return_entropy, return_lse, stream:
+            as in `linear_logp`. Rows that are not active are not read.
+        inplace_backward: the backward writes the gradient over the logits, so that no second
+            tensor of their size is needed. Only where nothing else reads the logits afterwards:
+            torch raises where its autograd would, and at a second backward.
+
+    Returns:
+        As `linear_logp`: float32 ``[...]``, or a `LogpResult` with return_entropy or return_lse.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `linear_logp`; and with inplace_backward for
+            logits that are a leaf, or whose elements share memory.
+
+    Example:
+        >>> log_probs = rlk.jit.logp(model(tokens).logits[:, :-1], tokens[:, 1:])
+        >>> (-(advantages * log_probs).sum()).backward()
+
+    With M = max z, S = sum exp(z - M) and T = sum exp(z - M) (z - M) over the vocabulary, log p =
+    (z_t - M) - log S, the entropy is log S - T / S, and lse = M + log S.
+    """
+    options = (target, temperature, softcap, logit_scale, mask, ignore_index)
+    if _needs_autograd(logits, temperature, softcap, logit_scale):
+        from rlk import _torch_logp
+
+        result = _torch_logp.logp(
+            logits, options, stream, return_entropy, return_lse, inplace_backward
+        )
+        return LogpResult(*result) if return_entropy or return_lse else result[0]
+    result = _core.logp_forward(
+        logits, *options, stream, return_entropy, return_lse, False, bool(inplace_backward)
+    )
+    return LogpResult(*result[:3]) if return_entropy or return_lse else result
+
+
+def logp_backward(
+    grad_output: Tensor | None,
+    logits: Tensor,
+    target: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+    grad_entropy: Tensor | None = None,
+    grad_lse: Tensor | None = None,
+    stream: int | None = None,
+) -> Tensor:
+    """Gradient of `logp` for those without autograd; runs the forward once more.
+
+    Args:
+        grad_output: ``[...]``, the gradient of the loss with respect to the log-probs; None: 0.
+        grad_entropy, grad_lse: ``[...]``, of the entropy and the log-sum-exp; None: 0.
+        Others: as `logp`.
+
+    Returns:
+        The gradient of the logits, ``[..., V]`` of their dtype.
+
+    Raises:
+        rlk.InvalidArgument: as `logp`, and where all three gradients are None.
+
+    Example:
+        >>> grad = rlk.jit.logp_backward(-advantages, logits, tokens)
+
+    The formula is that of `linear_logp_backward`'s dz.
+    """
+    return _core.logp_backward(
+        grad_output,
+        grad_entropy,
+        grad_lse,
+        logits,
+        target,
+        temperature,
+        softcap,
+        logit_scale,
+        mask,
+        ignore_index,
+        stream,
+        None,
+        None,
+        None,
+        False,
+    )
 
 
 def ppo_loss(
@@ -456,6 +589,37 @@ def explain(
             return_lse,
             backward,
         )
+    )
+
+
+def explain_logp(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+    return_entropy: bool = False,
+    return_lse: bool = False,
+    backward: bool = False,
+) -> Explanation:
+    """Which variant `logp` would run for these arguments, and why; nothing is compiled.
+
+    Args:
+        backward: explain the backward in place of the forward: that of all outputs asked for.
+        Others: as `logp`.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `logp` would.
+
+    Example:
+        >>> print(rlk.jit.explain_logp(logits, tokens))
+    """
+    options = (target, temperature, softcap, logit_scale, mask, ignore_index)
+    return Explanation(
+        *_core.logp_explain(logits, *options, None, return_entropy, return_lse, backward)
     )
 
 

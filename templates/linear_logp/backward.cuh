@@ -22,21 +22,14 @@ RLK_DEVICE int shift_of(float g) {
   return shift > 126 ? 126 : shift;
 }
 
-// 0 where there is none.
-RLK_DEVICE float upstream(const LinearLogpCudaArray& grad, Int64 row) {
-  return grad.data ? read_float(grad.data, row * grad.stride, grad.type) : 0.0f;
-}
-
-RLK_DEVICE Int64 padded_wave(const Args& a) {
-  return ceil_div(a.wave_cols, kLinearLogpLeaf) * kLinearLogpLeaf;
-}
+RLK_DEVICE Int64 padded_wave(const Args& a) { return ceil_div(a.wave_cols, kLogpLeaf) * kLogpLeaf; }
 RLK_DEVICE Int64 padded_dim(const Args& a) { return ceil_div(dim(a), kChunk) * kChunk; }
 
 // Values of the tile's rows beside those of LogitsShared.
 struct GradShared {
   float max[kLogitsTile.rows];
   float log_sum[kLogitsTile.rows];
-  LinearLogpCudaRowGrad grad[kLogitsTile.rows];
+  LogpCudaRowGrad grad[kLogitsTile.rows];
 };
 
 // dZ in place of what add_bias() left.
@@ -47,23 +40,17 @@ RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const Args& a, const LogitsSh
   for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
     const int row = tile.row(i);
     const float scale = s.scale[row], max = g.max[row], log_sum = g.log_sum[row];
-    const LinearLogpCudaRowGrad grad = g.grad[row];
+    const LogpCudaRowGrad grad = g.grad[row];
     const int target = tile.element(s.target[row]);  // a constant to compare with, no register
-    // A column of -inf, which a softcap leaves none, has no gradient, not even as the target; a row
-    // of only -inf stays NaN.
-    const float none = max == -infinity() ? nan() : -infinity();
+    const float none = no_gradient(max);
 #pragma unroll
     for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float slope = 1.0f;
         const float z = finish_logit<kCap>(a, tile.at(i, j, e), scale, slope);
-        const float log_p = (z - max) - log_sum;
-        float all = grad.all;
-        if constexpr (kMayHaveEntropy) all = fma_rn(grad.log_p, exponent_factor(log_p), all);
-        const float hit = target == 2 * j + e ? grad.target : 0.0f;
-        const float dz = fma_rn(-exp_f32(log_p), all, hit);
-        tile.at(i, j, e) = kCap ? dz * slope : z == none ? 0.0f : dz;
+        tile.at(i, j, e) =
+            logit_gradient<kCap>(z, slope, max, log_sum, grad, target == 2 * j + e, none);
       }
     }
   }
@@ -126,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    rlk_linear_logp_bwd_pack(const __grid_constant__ rlk::LinearLogpCudaCopy copy) {
+    rlk_linear_logp_bwd_pack(const __grid_constant__ rlk::LogpCudaCopy copy) {
   rlk::pack(copy);
 }
 
@@ -140,20 +127,11 @@ extern "C" __global__ void __launch_bounds__(512)
 #pragma unroll 1
   for (Int64 i = threadIdx.x; i < num_active(a); i += 512) {
     const Int64 row = call_row(a, i);
-    const float scale = scaled(a, scale_of(a, row));
-    const float of_logp = upstream(a.grad, row), of_lse = upstream(a.grad_lse, row);
-    float of_entropy = 0.0f, entropy = 0.0f;
-    if (kMayHaveEntropy && a.grad_entropy.data) {
-      of_entropy = upstream(a.grad_entropy, row);
-      entropy = a.entropy[row];
-    }
-    const float all = fma_rn(of_entropy, entropy, of_logp - of_lse);
-    // No |dZ| is larger: |p * (log p + entropy)| is at most entropy or 1 / e.
-    const float most =
-        fma_rn(abs_f32(of_entropy), entropy + 1.0f, abs_f32(of_logp) + abs_f32(of_lse)) * scale;
+    float most;
+    const LogpCudaRowGrad grad = row_gradient(a, row, most);
     const int shift = kX == kFloat16 ? shift_of(most) : 0;
     const float factor = power_of_two(shift);
-    a.row_grad[i] = {of_logp * scale * factor, all * scale * factor, of_entropy * scale * factor};
+    a.row_grad[i] = {grad.target * factor, grad.all * factor, grad.log_p * factor};
     a.row_shift[i] = shift;
     const bool finite = most - most == 0.0f;
     if (kX == kFloat16 && finite && most != 0.0f) atomicMin(&least, shift);
@@ -188,11 +166,11 @@ extern "C" __global__ void __launch_bounds__(rlk::kLogitsTile.threads(), rlk::kL
     rlk_linear_logp_bwd_dz(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
   using namespace rlk;
   const TilePosition at = tile_position(ceil_div(a.num_rows, kLogitsTile.rows),
-                                        ceil_div(a.wave_cols, kLinearLogpLeaf), a.group_tiles);
+                                        ceil_div(a.wave_cols, kLogpLeaf), a.group_tiles);
   const Int64 row0 = at.row * kLogitsTile.rows;
   const Int64 left = num_active(a) - row0;
   if (left <= 0) return;
-  const Int64 col0 = a.wave_begin + at.col * kLinearLogpLeaf;
+  const Int64 col0 = a.wave_begin + at.col * kLogpLeaf;
 
   __shared__ LogitsShared s;
   __shared__ GradShared g;

@@ -7,39 +7,27 @@
 namespace rlk {
 namespace {
 
-RLK_INLINE bool has_entropy_grad(const Args& a) {
-  return kEntropy >= 0 ? kEntropy : a.grad_entropy != nullptr;
-}
-
 // dZ of one vector of rows over a leaf, in place of the dot products in c. `target` is the column
 // of the target in the leaf.
 RLK_INLINE void gradient_of_leaf(const Args& a, Int64 row, float* c, const float* bias, Int64 cols,
                                  VecI target) {
-  const VecF scale = load(a.lane_scale + row), max = load(a.lane_max + row);
-  const VecF log_sum = load(a.lane_log_sum + row), grad = load(a.lane_grad + row);
-  const VecF rest = load(a.lane_grad_rest + row);
-  const bool has_entropy = has_entropy_grad(a);
-  const VecF grad_entropy = has_entropy ? load(a.lane_grad_entropy + row) : splat(0.0f);
-  const VecF entropy = has_entropy ? load(a.lane_entropy + row) : splat(0.0f);
-  const VecF none = splat(-__builtin_inff());
+  const VecF scale = load(a.lane_scale + row);
+  GradientValues row_values{load(a.lane_max + row), load(a.lane_log_sum + row),
+                            load(a.lane_grad + row), load(a.lane_grad_rest + row)};
+  if (has_entropy_grad(a)) {
+    row_values.of_entropy = load(a.lane_grad_entropy + row);
+    row_values.entropy = load(a.lane_entropy + row);
+  }
 #pragma clang loop unroll(disable)
   for (Int64 v = 0; v < cols; ++v) {
-    const auto [z, slope] = logit(a, load(c + v * kPanel), bias[v], scale);
-    const VecF l = (z - max) - log_sum;
-    const VecF of_p = has_entropy ? fma(-grad_entropy, exponent_factor(l) + entropy, rest) : rest;
-    const VecF hit = select(target == static_cast<Int32>(v), grad, splat(0.0f));
-    VecF dz = fma(of_p, exp(l), hit);
-    if (has_softcap(a)) dz = dz * slope;
-    // A column of -inf has no gradient, not even as the target; a row of only -inf stays NaN.
-    store(c + v * kPanel, select((z == none) & (max != none), splat(0.0f), dz));
+    const Logit x = logit(a, load(c + v * kPanel), bias[v], scale);
+    const VecI is_target = target == static_cast<Int32>(v);
+    store(c + v * kPanel, logit_gradient(a, x, row_values, is_target));
   }
 }
 
-// An upstream gradient of row i, as that of the raw logits.
 RLK_INLINE float scaled_grad(const Args& a, const float* grad, Int64 i) {
-  if (!grad) return 0.0f;
-  const float scaled = grad[a.first_row + i] * a.lane_scale[i];
-  return kLogitScale != 0 ? scaled * a.logit_scale : scaled;
+  return scaled_grad(a, grad, a.first_row + i, a.lane_scale[i]);
 }
 
 }  // namespace

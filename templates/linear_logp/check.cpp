@@ -4,10 +4,10 @@
 #include "templates/linear_logp/check.hpp"
 
 #include "runtime/error.hpp"
+#include "templates/common/logp/check.hpp"
 #include "templates/linear_logp/op.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 namespace rlk {
 namespace {
@@ -31,11 +31,6 @@ void expect_shape(const Tensor& tensor, const char* argument, std::span<const st
   if (same_shape(tensor, shape)) return;
   throw InvalidArgument("linear_logp: {}: expected shape {}, got {}", argument, text(shape),
                         text(tensor.dims()));
-}
-
-void expect_per_row(const Tensor& tensor, const char* argument, const LinearLogpCall& call) {
-  expect_device(tensor, argument, call.device);
-  expect_shape(tensor, argument, call.hidden.dims().first(call.hidden.rank - 1));
 }
 
 void check_operands(const LinearLogpCall& call) {
@@ -65,88 +60,28 @@ void check_operands(const LinearLogpCall& call) {
       text(weight.dims()), hint);
 }
 
-void check_options(const LinearLogpCall& call) {
-  if (!is_integer(call.target.dtype)) {
-    throw InvalidArgument("linear_logp: target: expected an integer dtype, got {}",
-                          name(call.target.dtype));
+void check_bias(const LinearLogpCall& call) {
+  if (!call.bias.present()) return;
+  if (call.bias.dtype != call.hidden.dtype && call.bias.dtype != DType::f32) {
+    throw InvalidArgument("linear_logp: bias: expected dtype {} or float32, got {}",
+                          name(call.hidden.dtype), name(call.bias.dtype));
   }
-  expect_per_row(call.target, "target", call);
-  if (call.bias.present()) {
-    if (call.bias.dtype != call.hidden.dtype && call.bias.dtype != DType::f32) {
-      throw InvalidArgument("linear_logp: bias: expected dtype {} or float32, got {}",
-                            name(call.hidden.dtype), name(call.bias.dtype));
-    }
-    expect_device(call.bias, "bias", call.device);
-    expect_shape(call.bias, "bias", call.weight.dims().first(1));
-  }
-  if (call.temperature.present()) {
-    if (!is_floating(call.temperature.dtype)) {
-      throw InvalidArgument(
-          "linear_logp: temperature: expected a number or a floating dtype, got {}",
-          name(call.temperature.dtype));
-    }
-    expect_per_row(call.temperature, "temperature", call);
-  } else {
-    inverse_temperature(call.temperature_value);
-  }
-  if (call.softcap) inverse_softcap(*call.softcap);
-  if (!std::isfinite(static_cast<float>(call.logit_scale))) {
-    throw InvalidArgument("linear_logp: logit_scale: expected a finite number of float32, got {}",
-                          call.logit_scale);
-  }
-  if (call.mask.present()) {
-    const DType dtype = call.mask.dtype;
-    if (dtype != DType::boolean && !is_integer(dtype) && !is_floating(dtype)) {
-      throw InvalidArgument("linear_logp: mask: expected a bool, integer or floating dtype, got {}",
-                            name(dtype));
-    }
-    expect_per_row(call.mask, "mask", call);
-  }
-}
-
-void check_gradients(const LinearLogpCall& call) {
-  bool any = false;
-  for (const auto& [grad, argument] :
-       {std::pair{&call.grad_output, "grad_output"}, std::pair{&call.grad_entropy, "grad_entropy"},
-        std::pair{&call.grad_lse, "grad_lse"}}) {
-    if (!grad->present()) continue;
-    any = true;
-    if (!is_floating(grad->dtype)) {
-      throw InvalidArgument("linear_logp: {}: expected a floating dtype, got {}", argument,
-                            name(grad->dtype));
-    }
-    expect_per_row(*grad, argument, call);
-  }
-  if (!any) throw InvalidArgument("linear_logp: grad_output: expected a tensor, got None");
-  if (call.grad_entropy.present() && !call.entropy.present()) {
-    throw InvalidArgument("linear_logp: entropy: expected that of the forward for grad_entropy");
-  }
-  if (call.grad_bias.present() && !call.bias.present()) {
-    throw InvalidArgument("linear_logp: needs: expected no \"bias\" where bias is None");
-  }
-}
-
-// The sum of both checks: positive, and neither the number nor its inverse leaves fp32's normal
-// range.
-float inverse_of(double number, const char* argument) {
-  const float rounded = static_cast<float>(number);
-  const float inverse = 1.0f / rounded;
-  if (rounded > 0.0f && std::isfinite(rounded) && std::isnormal(inverse)) return inverse;
-  throw InvalidArgument("linear_logp: {}: expected a finite number above 0 (3e-39 to 8e37), got {}",
-                        argument, number);
+  expect_device(call.bias, "bias", call.device);
+  expect_shape(call.bias, "bias", call.weight.dims().first(1));
 }
 
 }  // namespace
 
-float inverse_temperature(double temperature) { return inverse_of(temperature, "temperature"); }
-
-float inverse_softcap(double softcap) { return inverse_of(softcap, "softcap"); }
-
 void check_linear_logp(const jit::OpCall& base) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
   check_operands(call);
-  check_options(call);
-  if (call.pass == jit::Pass::bwd) check_gradients(call);
+  check_bias(call);
+  check_logp_options(call, call.hidden, "hidden");
+  if (call.pass != jit::Pass::bwd) return;
+  check_logp_gradients(call, call.hidden, "hidden");
+  if (call.grad_bias.present() && !call.bias.present()) {
+    throw InvalidArgument("linear_logp: needs: expected no \"bias\" where bias is None");
+  }
 }
 
 }  // namespace rlk

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the CPU kernels of linear_logp and their host code agree on: tile shapes and arguments.
-// Included by kernel_cpu.cpp, which has no headers, so this file includes nothing.
+// Included by kernel_cpu.cpp, which has no other headers than templates.
 #pragma once
 
+#include "../common/logp/cpu_types.h"
+
 namespace rlk {
-
-using Int64 = __INT64_TYPE__;
-
-// Codes of the constant kX and of LinearLogpCpuArgs::bias_type.
-enum CpuType : Int64 { kTypeNone = 0, kTypeFloat32 = 1, kTypeBfloat16 = 2, kTypeFloat16 = 3 };
 
 // Shape of the register tile (tile_rows x tile_vectors vectors of vector_lanes floats) and the two
 // widths that fix the order of additions: the leaf (columns of vocabulary a partial covers) and the
@@ -26,9 +23,9 @@ struct LinearLogpCpuTile {
 
 // vector_lanes: 16 (x86-64-v4), 8 (x86-64-v3), 4 (x86-64-v2, armv8-a).
 constexpr LinearLogpCpuTile linear_logp_cpu_tile(Int64 vector_lanes) {
-  return vector_lanes == 16  ? LinearLogpCpuTile{16, 8, 3, 128, 192}
-         : vector_lanes == 8 ? LinearLogpCpuTile{8, 4, 3, 128, 192}
-                             : LinearLogpCpuTile{4, 4, 3, 128, 192};
+  return vector_lanes == 16  ? LinearLogpCpuTile{16, 8, 3, kLogpCpuLeaf, 192}
+         : vector_lanes == 8 ? LinearLogpCpuTile{8, 4, 3, kLogpCpuLeaf, 192}
+                             : LinearLogpCpuTile{4, 4, 3, kLogpCpuLeaf, 192};
 }
 
 // A "panel matrix" [cols/P][rows][P] of floats: column c of row r lies at (c / P * rows + r) * P +

@@ -3,13 +3,10 @@
 // Included by kernel.cuh, which has no other headers than templates, so this file includes no more.
 #pragma once
 
-#include "common/cuda/device_error.h"
 #include "common/cuda/tensor_map.h"
+#include "common/logp/cuda_args.h"
 
 namespace rlk {
-
-// Columns of vocabulary that a partial covers: the same for every dtype and target.
-constexpr int kLinearLogpLeaf = 192;
 
 // A block computes a tile of rows x cols with sums cut into stages of k terms.
 struct LinearLogpCudaTile {
@@ -44,7 +41,7 @@ struct LinearLogpSm90Tile {
   const char* name;
   int rows, stages;
   bool ping_pong, dynamic;
-  constexpr int shared_bytes() const { return (rows + kLinearLogpLeaf) * 64 * stages * 2; }
+  constexpr int shared_bytes() const { return (rows + kLogpLeaf) * 64 * stages * 2; }
 };
 constexpr LinearLogpSm90Tile kLinearLogpSm90Tiles[] = {
     {"128-dynamic", 128, 5, true, true},  // in a kernel's name it is left out
@@ -52,29 +49,10 @@ constexpr LinearLogpSm90Tile kLinearLogpSm90Tiles[] = {
     {"128-static", 128, 5, true, false}, {"256-cooperative", 256, 3, false, true},
 };
 
-// Array of one value a row (or column of vocabulary); strides count elements and may be 0.
-struct LinearLogpCudaArray {
-  const void* data;
-  long long stride;
-  int type;  // a TypeCode of common/cuda/element.cuh
-};
-
-// What dZ of a row is made of: p * -(all + log_p * log p), plus `target` in the target's column.
-struct LinearLogpCudaRowGrad {
-  float target, all, log_p;
-};
-
 // Arguments of every entry but pack. Rows of a call are numbered 0 to num_rows; the active ones are
 // numbered anew, ascending. Workspace is 256-byte aligned.
-struct LinearLogpCudaArgs {
-  // Sizes. Kernels read vocab and dim where kV, kD are -1; they are equal to the constants
-  // elsewhere.
-  long long vocab, dim, num_rows;
-
-  // Made by the step rows where a mask or ignore_index is given, null elsewhere and in a forward
-  // that leaves them out, where every row is computed.
-  long long* rows;        // [num_rows] the active rows
-  long long* num_active;  // [1]
+struct LinearLogpCudaArgs : LogpCudaRows {
+  long long dim;  // read where kD is -1, else equal to it
 
   // Matrices of type kX, each row contiguous and 16-byte aligned; a dim that is no multiple of 16
   // bytes is padded with zeros to one. Anything else goes through the step pack.
@@ -84,25 +62,7 @@ struct LinearLogpCudaArgs {
   const void* weight;
   long long weight_pitch;
 
-  LinearLogpCudaArray bias;         // [vocab] or null
-  LinearLogpCudaArray target;       // [num_rows] integers
-  LinearLogpCudaArray temperature;  // [num_rows] floats or null: inverse_temperature for all
-  float inverse_temperature;
-  // Read where kSoftcap, kLogitScale are not 0. Where one is -1: a softcap of 0 is none, a
-  // logit_scale of 1 changes nothing.
-  float softcap, inverse_softcap;
-  float logit_scale;
-  LinearLogpCudaArray mask;  // [num_rows] or null
-  int has_ignore_index;
-  long long ignore_index;
-
-  float* logp;         // [num_rows]
-  float* row_max;      // [num_rows]; null in a forward without backward
-  float* row_log_sum;  // [num_rows]; likewise
-  float* entropy;      // [num_rows]; forward: or null; backward: read with grad_entropy
-  float* lse;          // [num_rows]; forward: or null
-  DeviceError* error;
-  const char* op;  // for `error`
+  LogpCudaArray bias;  // [vocab] or null
 
   // Forward: active rows [first_row, first_row + strip_rows) at once.
   long long first_row, strip_rows;
@@ -118,10 +78,9 @@ struct LinearLogpCudaArgs {
   int group_tiles;
 
   // Backward. Values of active rows, made by the step grads.
-  LinearLogpCudaArray grad, grad_entropy, grad_lse;  // [num_rows] upstream gradients, or null
-  LinearLogpCudaRowGrad* row_grad;  // [num_rows] times inverse temperature, 2^row_shift
-  int* row_shift;   // [num_rows] fp16: brings a bound of |dZ| into [2^13, 2^14); else 0
-  int* call_shift;  // [1] the shift of the largest bound of the call
+  LogpCudaRowGrad* row_grad;  // [num_rows] times inverse temperature, 2^row_shift
+  int* row_shift;             // [num_rows] fp16: brings a bound of |dZ| into [2^13, 2^14); else 0
+  int* call_shift;            // [1] the shift of the largest bound of the call
   const void*
       hidden_shifted;  // hidden for grad_weight: packed, fp16 scaled by 2^(call - row shift)
   long long hidden_shifted_pitch;
@@ -146,22 +105,6 @@ struct LinearLogpCudaMaps {
   // Active rows: where all are active those of the call, else copied side by side.
   TensorMap hidden, gathered;
   TensorMap weight;
-};
-
-// Arguments of the step pack: copies rows of any strides into aligned, zero-padded ones. Element
-// (r, c) of the copy is at `to + r * pitch + c`; r counts the leading axes in row-major order.
-constexpr int kLinearLogpCudaAxes = 8;
-struct LinearLogpCudaCopy {
-  const void* from;
-  void* to;
-  long long num_rows, num_cols, pitch;  // pitch >= num_cols; what lies between becomes 0
-  long long col_stride;
-  int num_axes;  // leading axes; sizes[i] and strides[i], outermost first
-  long long sizes[kLinearLogpCudaAxes], strides[kLinearLogpCudaAxes];
-  int element_bytes;            // 1, 2, 4, 8, or 16 of aligned rows
-  const long long* rows;        // copy row rows[i] to row i, i < *num_active; null: every row
-  const long long* num_active;  // null with rows
-  int skipped_if_all;           // nothing is copied where all rows are active
 };
 
 }  // namespace rlk

@@ -2,8 +2,6 @@
 // Decides which operands are copied, how many rows a strip and columns a wave has.
 #include "templates/linear_logp/cuda_plan.hpp"
 
-#include "templates/linear_logp/check.hpp"
-
 #include <algorithm>
 #include <optional>
 
@@ -20,24 +18,14 @@ class Planner {
     unit_ = 16 / plan_.element_bytes;
     args().vocab = call.weight.shape[0];
     args().dim = call.weight.shape[1];
-    args().num_rows = call.target.num_elements();
-    args().logit_scale = static_cast<float>(call.logit_scale);
-    if (call.softcap) {
-      args().softcap = static_cast<float>(*call.softcap);
-      args().inverse_softcap = inverse_softcap(*call.softcap);
-    }
-    args().entropy = floats(call.entropy);
-    args().lse = floats(call.lse);
+    plan_.copies.set_rows(arena, call, args());
   }
 
   CudaPlan forward(Int64 workspace_bytes) {
     rows();
     operands();
-    args().logp = floats(call_.log_prob);
-    args().row_max = floats(call_.row_max);
-    args().row_log_sum = floats(call_.row_log_sum);
     if (args().num_rows == 0) return plan_;
-    const Int64 leaves = ceil_div(args().vocab, kLinearLogpLeaf);
+    const Int64 leaves = ceil_div(args().vocab, kLogpLeaf);
     const Int64 partial_bytes = call_.entropy.present() ? 12 : 8;
     const Int64 strip =
         strip_rows(std::min(k_strip_bytes, workspace_bytes) / (leaves * partial_bytes));
@@ -53,16 +41,11 @@ class Planner {
   }
 
   CudaPlan backward(Int64 workspace_bytes) {
-    args().grad = per_row(call_.grad_output);
-    args().grad_entropy = per_row(call_.grad_entropy);
-    args().grad_lse = per_row(call_.grad_lse);
     rows();
     operands();
-    args().row_max = floats(call_.row_max);
-    args().row_log_sum = floats(call_.row_log_sum);
     gradients();
     const Int64 rows = std::max<Int64>(args().num_rows, 1);
-    args().row_grad = arena_.take<LinearLogpCudaRowGrad>(rows);
+    args().row_grad = arena_.take<LogpCudaRowGrad>(rows);
     args().row_shift = arena_.take<int>(rows);
     args().call_shift = arena_.take<int>(1);
     args().hidden_shifted = args().hidden;
@@ -99,66 +82,11 @@ class Planner {
 
   LinearLogpCudaArgs& args() { return plan_.args; }
 
-  static float* floats(const Tensor& tensor) {
-    return tensor.present() ? static_cast<float*>(tensor.data) : nullptr;
-  }
-
-  // A copy of `tensor` [axes of leading..., cols] with rows of `pitch` elements.
-  void* copy(const Tensor& tensor, int num_axes, Int64 cols, Int64 col_stride, Int64 pitch) {
-    LinearLogpCudaCopy& made = plan_.copies[plan_.num_copies++];
-    made.from = tensor.data;
-    made.num_rows = 1;
-    made.num_cols = cols;
-    made.pitch = pitch;
-    made.col_stride = col_stride;
-    made.num_axes = num_axes;
-    for (int axis = 0; axis < num_axes; ++axis) {
-      made.sizes[axis] = tensor.shape[axis];
-      made.strides[axis] = tensor.strides[axis];
-      made.num_rows *= tensor.shape[axis];
-    }
-    made.element_bytes = static_cast<int>(size_bytes(tensor.dtype));
-    void* const to = made.to = arena_.take_bytes(made.num_rows * pitch * made.element_bytes);
-    widen(made);
-    return to;
-  }
-
-  // Moves 16 bytes at a time where rows are made of such.
-  static void widen(LinearLogpCudaCopy& copy) {
-    const Int64 unit = 16 / copy.element_bytes;
-    bool is_whole = copy.col_stride == 1 && copy.num_cols % unit == 0 && copy.pitch % unit == 0 &&
-                    reinterpret_cast<std::uintptr_t>(copy.from) % 16 == 0;
-    for (int axis = 0; axis < copy.num_axes; ++axis) is_whole &= copy.strides[axis] % unit == 0;
-    if (!is_whole) return;
-    for (int axis = 0; axis < copy.num_axes; ++axis) copy.strides[axis] /= unit;
-    copy.num_cols /= unit;
-    copy.pitch /= unit;
-    copy.element_bytes = 16;
-  }
-
-  // A value a row, by its one stride or as a copy.
-  LinearLogpCudaArray per_row(const Tensor& tensor) {
-    if (!tensor.present()) return {};
-    const int type = cuda_type(tensor.dtype);
-    if (const auto stride = flat_stride(tensor.dims(), tensor.steps())) {
-      return {tensor.data, *stride, type};
-    }
-    return {copy(tensor, tensor.rank, 1, 0, 1), 1, type};
-  }
-
   void rows() {
-    args().target = per_row(call_.target);
-    args().mask = per_row(call_.mask);
-    args().temperature = per_row(call_.temperature);
-    if (!call_.temperature.present()) {
-      args().inverse_temperature = inverse_temperature(call_.temperature_value);
-    }
     if (call_.bias.present()) {
       args().bias = {call_.bias.data, call_.bias.strides[0], cuda_type(call_.bias.dtype)};
     }
-    args().has_ignore_index = call_.ignore_index.has_value();
-    args().ignore_index = call_.ignore_index.value_or(0);
-    plan_.num_row_copies = plan_.num_copies;
+    plan_.num_row_copies = plan_.copies.size();
     if (!compacts_) return;
     args().rows = reinterpret_cast<long long*>(arena_.take<Int64>(args().num_rows + 1));
     args().num_active = args().rows + args().num_rows;
@@ -188,9 +116,9 @@ class Planner {
       args().hidden_pitch = *stride;
     }
     if (!in_place || gathers) {
-      const void* const copied =
-          copy(hidden, hidden.rank - 1, args().dim, hidden.strides[hidden.rank - 1], pitch);
-      LinearLogpCudaCopy& made = plan_.copies[plan_.num_copies - 1];
+      const void* const copied = plan_.copies.add(arena_, hidden, hidden.rank - 1, args().dim,
+                                                  hidden.strides[hidden.rank - 1], pitch);
+      LogpCudaCopy& made = plan_.copies.last();
       made.rows = args().rows;
       made.num_active = args().num_active;
       plan_.gathered = {copied, num_rows, args().dim, pitch};
@@ -209,7 +137,7 @@ class Planner {
       args().weight = weight.data;
       args().weight_pitch = weight_stride;
     } else {
-      args().weight = copy(weight, 1, args().dim, weight.strides[1], pitch);
+      args().weight = plan_.copies.add(arena_, weight, 1, args().dim, weight.strides[1], pitch);
       args().weight_pitch = pitch;
     }
   }
@@ -237,13 +165,13 @@ class Planner {
     // Rows and columns of a gradient tile are the same for every target.
     const auto tile = linear_logp_cuda_gradient_tile(cuda_type(call_.hidden.dtype), 0);
     const Int64 num_sums = round_up(rows, tile.rows) * round_up(args().dim, tile.cols);
-    const Int64 leaf_bytes = rows * plan_.element_bytes * kLinearLogpLeaf;
-    const Int64 leaves = ceil_div(args().vocab, kLinearLogpLeaf);
+    const Int64 leaf_bytes = rows * plan_.element_bytes * kLogpLeaf;
+    const Int64 leaves = ceil_div(args().vocab, kLogpLeaf);
     Int64 most = std::max<Int64>(1, workspace_bytes / leaf_bytes);
     if (most < leaves && dh) {  // the sums of grad_hidden between waves count too
       most = std::max<Int64>(1, (workspace_bytes - num_sums * 4) / leaf_bytes);
     }
-    const Int64 wave = ceil_div(leaves, ceil_div(leaves, most)) * kLinearLogpLeaf;
+    const Int64 wave = ceil_div(leaves, ceil_div(leaves, most)) * kLogpLeaf;
     args().wave_pitch = wave;
     args().grad_logits = arena_.take_bytes(rows * wave * plan_.element_bytes);
     if (dh && wave < args().vocab) {

@@ -3,11 +3,10 @@
 #pragma once
 
 #include "runtime/cuda/tensor_map.hpp"
-#include "templates/common/cuda_memory.hpp"
+#include "templates/common/logp/cuda_copies.hpp"
 #include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/op.hpp"
 
-#include <array>
 #include <span>
 
 namespace rlk {
@@ -17,17 +16,16 @@ struct CudaPlan {
   int element_bytes = 0;  // of hidden and weight
 
   // Copies of values a row come before the step rows, which reads them; operands' come after.
-  std::span<const LinearLogpCudaCopy> row_copies() const { return {copies.data(), num_row_copies}; }
-  std::span<const LinearLogpCudaCopy> operand_copies() const {
-    return {copies.data() + num_row_copies, num_copies - num_row_copies};
+  std::span<const LogpCudaCopy> row_copies() const { return copies.all().first(num_row_copies); }
+  std::span<const LogpCudaCopy> operand_copies() const {
+    return copies.all().subspan(num_row_copies);
   }
 
   // Forward by the loop of sm_90a: hidden as it lies and its active rows side by side.
   runtime::cuda::MatrixView hidden, gathered;
 
-  // target, mask, temperature, three gradients; hidden, weight
-  std::array<LinearLogpCudaCopy, 8> copies{};
-  std::size_t num_row_copies = 0, num_copies = 0;
+  LogpCudaCopies copies;  // values a row, then hidden, weight
+  std::size_t num_row_copies = 0;
 };
 
 // The products of a call: rows of a tile of logits, and whether they are the forward's by the loop

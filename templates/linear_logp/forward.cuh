@@ -98,7 +98,7 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
       sum = sum + shared_sum[w][row];
     }
     const Int64 strip_row = s.row0 - a.first_row + row;
-    const Int64 to = s.col0 / kLinearLogpLeaf * a.strip_rows + strip_row;
+    const Int64 to = s.col0 / kLogpLeaf * a.strip_rows + strip_row;
     a.partial_max[to] = max;
     a.partial_sum[to] = sum;
     if (kMayHaveEntropy && a.partial_moment) {
@@ -112,7 +112,7 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
 }
 
 RLK_DEVICE void forward_main(const Args& a) {
-  const Int64 col_tiles = ceil_div(vocab(a), kLinearLogpLeaf);
+  const Int64 col_tiles = ceil_div(vocab(a), kLogpLeaf);
   const TilePosition at =
       tile_position(ceil_div(a.strip_rows, kLogitsTile.rows), col_tiles, a.group_tiles);
   const Int64 strip_row = at.row * kLogitsTile.rows;
@@ -121,7 +121,7 @@ RLK_DEVICE void forward_main(const Args& a) {
   if (left <= 0) return;
   __shared__ LogitsShared s;
   load_tile_values(s, a, row0, static_cast<int>(min<Int64>(left, kLogitsTile.rows)),
-                   at.col * kLinearLogpLeaf);
+                   at.col * kLogpLeaf);
   LogitsLoop tile;
   tile.zero();
   tile.run({s.hidden}, {s.weight}, static_cast<int>(dim(a)), stages);

@@ -7,10 +7,6 @@
 namespace rlk {
 namespace {
 
-RLK_INLINE bool has_entropy(const Args& a) {
-  return kEntropy >= 0 ? kEntropy : a.entropy != nullptr;
-}
-
 // Logits of one vector of rows over a leaf: z replaces the dot products in c; gives the leaf's
 // partial at index `at`. Order: maximum, then the terms of each sum in four chains (column % 4),
 // (0 + 1) + (2 + 3).
@@ -23,8 +19,7 @@ RLK_INLINE void reduce_leaf(const Args& a, float* c, const float* bias, Int64 co
     store(c + v * kPanel, z);
     max = select(z > max, z, max);  // a NaN is passed over here and found by the sum
   }
-  // A leaf of -inf alone: take 0 as its maximum, so that terms are exp(-inf) = 0 and not NaN.
-  const VecF base = select(max == -__builtin_inff(), splat(0.0f), max);
+  const VecF base = base_of(max);
   VecF sum[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
   VecF moment[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
   const bool entropy = has_entropy(a);
@@ -45,48 +40,6 @@ RLK_INLINE void reduce_leaf(const Args& a, float* c, const float* bias, Int64 co
   store(a.partial_max + at, max);
   store(a.partial_sum + at, (sum[0] + sum[1]) + (sum[2] + sum[3]));
   if (entropy) store(a.partial_moment + at, (moment[0] + moment[1]) + (moment[2] + moment[3]));
-}
-
-// One partial merged: sums of all leaves, ascending, each scaled to the row's maximum.
-RLK_INLINE void merge_rows(const Args& a, Int64 row) {
-  const Int64 leaves = ceil_div(vocab(a), kLeaf);
-  VecF max = splat(-__builtin_inff());
-#pragma clang loop unroll(disable)
-  for (Int64 leaf = 0; leaf < leaves; ++leaf) {
-    const VecF m = load(a.partial_max + leaf * a.padded_rows + row);
-    max = select(m > max, m, max);
-  }
-  const VecF base = select(max == -__builtin_inff(), splat(0.0f), max);
-  const bool entropy = has_entropy(a);
-  VecF sum = splat(0.0f), moment = splat(0.0f);
-#pragma clang loop unroll(disable)
-  for (Int64 leaf = 0; leaf < leaves; ++leaf) {
-    const Int64 at = leaf * a.padded_rows + row;
-    const VecF d = load(a.partial_max + at) - base;
-    const VecF s = load(a.partial_sum + at);
-    const VecF scale = exp(d);
-    sum = fma(s, scale, sum);
-    if (entropy) {
-      const VecF shifted = fma(exponent_factor(d), s, load(a.partial_moment + at));
-      moment = fma(shifted, scale, moment);
-    }
-  }
-  alignas(64) float out[5][kLanes];
-  const VecF log_sum = log(sum);
-  store(out[0], (load(a.lane_target_logit + row) - max) - log_sum);
-  store(out[1], max);
-  store(out[2], log_sum);
-  store(out[3], max + log_sum);
-  if (entropy) store(out[4], log_sum - moment / sum);
-#pragma clang loop unroll(disable) vectorize(disable)
-  for (Int64 i = 0; i < min(kLanes, a.num_rows - row); ++i) {
-    const Int64 to = output_row(a, row + i);
-    a.logp[to] = out[0][i];
-    if (a.row_max) a.row_max[to] = out[1][i];
-    if (a.row_log_sum) a.row_log_sum[to] = out[2][i];
-    if (a.lse) a.lse[to] = out[3][i];
-    if (entropy) a.entropy[to] = out[4][i];
-  }
 }
 
 }  // namespace
@@ -164,7 +117,7 @@ extern "C" void rlk_linear_logp_fwd_merge(const Args* args, Int64 begin, Int64 e
   for (Int64 item = begin; item < end; ++item) {
 #pragma clang loop unroll(disable)
     for (Int64 row = item * kPanel; row < min((item + 1) * kPanel, a.num_rows); row += kLanes) {
-      merge_rows(a, row);
+      merge_rows(a, row, ceil_div(vocab(a), kLeaf));
     }
   }
 }

@@ -34,7 +34,7 @@ struct Fold {
     FoldShared& s = shared[tile.group()];
     tile.sync_group();  // the last tile's values were read
     const int t = tile.thread_of_group();
-    const Int64 col0 = at.col * kLinearLogpLeaf;
+    const Int64 col0 = at.col * kLogpLeaf;
     if (t < Sm90Loop::kRowsOfGroup) {
       const int strip_row = static_cast<int>(at.row) * Sm90Loop::kRows + tile.first_row() + t;
       float scale = 1.0f;
@@ -43,7 +43,7 @@ struct Fold {
         const Int64 row = call_row(a, a.first_row + strip_row);
         scale = scale_of(a, row);
         const Int64 id = target_of(a, row);
-        if (id >= col0 && id < min(col0 + kLinearLogpLeaf, vocab(a))) {
+        if (id >= col0 && id < min(col0 + kLogpLeaf, vocab(a))) {
           target = static_cast<int>(id - col0);
         }
       }
@@ -111,8 +111,8 @@ struct Fold {
           [&](auto i) { scale[i] = s.scale[tile.row(i) - tile.first_row()]; });
       for_each(tile, [&](auto i, float z) { return z * scale[i]; });
     }
-    const Int64 num_cols = vocab(a) - at.col * kLinearLogpLeaf;
-    if (num_cols >= kLinearLogpLeaf) return;
+    const Int64 num_cols = vocab(a) - at.col * kLogpLeaf;
+    if (num_cols >= kLogpLeaf) return;
 #pragma unroll
     for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
       unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
@@ -178,7 +178,7 @@ RLK_DEVICE void forward_main_sm90(const Args& a, const LinearLogpCudaMaps& maps)
   __shared__ FoldShared values[2];
   const Int64 left = min(num_active(a) - a.first_row, a.strip_rows);
   const int num_rows = left > 0 ? static_cast<int>(left) : 0;
-  const Raster raster(ceil_div(num_rows, Sm90Loop::kRows), ceil_div(vocab(a), kLinearLogpLeaf),
+  const Raster raster(ceil_div(num_rows, Sm90Loop::kRows), ceil_div(vocab(a), kLogpLeaf),
                       a.group_tiles);
   const TensorMap& hidden = num_active(a) < a.num_rows ? maps.gathered : maps.hidden;
   Fold fold{a, values, num_rows};

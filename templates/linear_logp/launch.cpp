@@ -2,11 +2,11 @@
 // Compacts the rows, fills the operands and runs the steps; inactive rows get their neutral value.
 #include "templates/linear_logp/launch.hpp"
 
-#include "templates/linear_logp/check.hpp"
+#include "templates/common/logp/active_rows.hpp"
+#include "templates/common/logp/check.hpp"
 #include "templates/linear_logp/launch_cpu.hpp"
 #include "templates/linear_logp/launch_cuda.hpp"
 #include "templates/linear_logp/op.hpp"
-#include "templates/linear_logp/rows.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -30,8 +30,8 @@ LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& 
   operands.all_rows = active.num_active;
   operands.rows = data_or_null(active.rows);
   operands.hidden = call.hidden.data;
-  operands.hidden_offsets = data_or_null(active.hidden_offsets);
-  operands.hidden_row_stride = active.hidden_row_stride;
+  operands.hidden_offsets = data_or_null(active.offsets);
+  operands.hidden_row_stride = active.row_stride;
   operands.hidden_col_stride = call.hidden.strides[call.hidden.rank - 1];
   operands.weight = call.weight.data;
   operands.weight_row_stride = call.weight.strides[0];
@@ -45,7 +45,7 @@ LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& 
   operands.inverse_temperature = data_or_null(active.inverse_temperature);
   if (call.softcap) {
     operands.softcap = static_cast<float>(*call.softcap);
-    operands.inverse_softcap = inverse_softcap(*call.softcap);
+    operands.inverse_softcap = inverse_softcap(call, *call.softcap);
   }
   operands.logit_scale = static_cast<float>(call.logit_scale);
   operands.grad = data_or_null(active.grad);
@@ -112,7 +112,7 @@ void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base,
     launch_linear_logp_cuda(kernel, call, settings);
     return;
   }
-  const ActiveRows active = active_rows(call);
+  const ActiveRows active = active_rows(call, call.hidden, call.weight.shape[0]);
   const LinearLogpCpuOperands operands = operands_of(call, active);
   const LinearLogpCpuTile tile = linear_logp_cpu_tile(vector_lanes(kernel.target));
   auto& pool = runtime::ThreadPool::instance();

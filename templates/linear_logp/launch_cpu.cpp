@@ -7,38 +7,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 
 namespace rlk {
 namespace {
 
 using runtime::ThreadPool;
+using templates::AlignedArray;
 using templates::DefaultFloatMode;
 
 Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
 Int64 round_up(Int64 a, Int64 unit) { return ceil_div(a, unit) * unit; }
-
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-
-template <typename T>
-class Array {
- public:
-  Array() = default;
-  explicit Array(Int64 count) {
-    const auto bytes = static_cast<std::size_t>(round_up(count * Int64{sizeof(T)}, 64));
-    data_.reset(static_cast<T*>(std::aligned_alloc(64, std::max<std::size_t>(bytes, 64))));
-    if (!data_) throw std::bad_alloc();
-  }
-  T* get() const { return data_.get(); }
-
- private:
-  std::unique_ptr<T, Free> data_;
-};
 
 // Runs steps over the pool; below k_inline_cost multiplications a step stays on this thread.
 class Runner {
@@ -86,8 +65,8 @@ struct LaneArrays {
       args.lane_target_logit = args.lane_scale + padded_rows;
     }
   }
-  Array<Int64> target;
-  Array<float> values;
+  AlignedArray<Int64> target;
+  AlignedArray<float> values;
 };
 
 // Rows of a strip: as many whole panels as the budget holds.
@@ -139,11 +118,11 @@ void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpu
   args.panels_per_item = panels_per_item(tile, strip / panel, leaves, runner.num_workers());
 
   const LaneArrays lanes(args, strip, false);
-  const Array<float> hidden(strip * args.dim);
-  const Array<float> partials(num_partials * leaves * strip);
+  const AlignedArray<float> hidden(strip * args.dim);
+  const AlignedArray<float> partials(num_partials * leaves * strip);
   const Int64 scratch_floats =
       round_up(linear_logp_cpu_scratch_floats(tile, args.panels_per_item), 16);
-  const Array<float> scratch(scratch_floats * runner.num_workers());
+  const AlignedArray<float> scratch(scratch_floats * runner.num_workers());
   args.hidden_by_row = hidden.get();
   args.partial_max = partials.get();
   args.partial_sum = partials.get() + leaves * strip;
@@ -188,13 +167,13 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
       panels_per_item(tile, strip / panel, wave / tile.leaf, runner.num_workers());
 
   const LaneArrays lanes(args, strip, true);
-  const Array<float> hidden_by_row(strip * args.dim);
-  const Array<float> hidden_by_col(dw ? strip * padded_dim : 0);
-  const Array<float> weight(wave * padded_dim);
-  const Array<float> grad_logits(strip * wave);
-  const Array<float> hidden_sum(dh ? args.total_rows * padded_dim : 0);
-  const Array<float> weight_sum(dw ? wave * padded_dim : 0);
-  const Array<float> bias_sum(db ? wave * panel : 0);
+  const AlignedArray<float> hidden_by_row(strip * args.dim);
+  const AlignedArray<float> hidden_by_col(dw ? strip * padded_dim : 0);
+  const AlignedArray<float> weight(wave * padded_dim);
+  const AlignedArray<float> grad_logits(strip * wave);
+  const AlignedArray<float> hidden_sum(dh ? args.total_rows * padded_dim : 0);
+  const AlignedArray<float> weight_sum(dw ? wave * padded_dim : 0);
+  const AlignedArray<float> bias_sum(db ? wave * panel : 0);
   args.hidden_by_row = hidden_by_row.get();
   args.hidden_by_col = dw ? hidden_by_col.get() : nullptr;
   args.weight_wave = weight.get();

@@ -5,9 +5,8 @@
 
 #include "runtime/cuda/cuda_loader.hpp"
 #include "templates/common/device_errors.hpp"
-#include "templates/linear_logp/check.hpp"
+#include "templates/common/logp/validate_cuda.hpp"
 #include "templates/linear_logp/cuda_plan.hpp"
-#include "templates/linear_logp/validate_cuda.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -57,7 +56,7 @@ class Queue {
                  static_cast<unsigned>(shared_bytes)},
                 arguments);
   }
-  void pack(int step_of_pack, std::span<const LinearLogpCudaCopy> copies) {
+  void pack(int step_of_pack, std::span<const LogpCudaCopy> copies) {
     constexpr long long k_most_blocks = 1024;  // few, as most copies are skipped on the device
     for (const auto& copy : copies) {
       step(step_of_pack, std::min(copy.num_rows, k_most_blocks), 256, copy);
@@ -108,7 +107,7 @@ MainStep main_step_sm90(Driver& driver, const LinearLogpCall& call, const CudaPl
   make_tensor_map(&main.maps.hidden, driver, dtype, plan.hidden, tile.rows);
   make_tensor_map(&main.maps.gathered, driver, dtype, plan.gathered, tile.rows);
   make_tensor_map(&main.maps.weight, driver, dtype,
-                  {args.weight, args.vocab, args.dim, args.weight_pitch}, kLinearLogpLeaf);
+                  {args.weight, args.vocab, args.dim, args.weight_pitch}, kLogpLeaf);
   return main;
 }
 
@@ -117,7 +116,7 @@ void launch_fwd(Queue& queue, CudaPlan& plan, const MainStep& main) {
   queue.pack(k_fwd_pack, plan.row_copies());
   if (args.rows != nullptr) queue.step(k_fwd_rows, 1, 1024, args);
   queue.pack(k_fwd_pack, plan.operand_copies());
-  const Int64 leaves = ceil_div(args.vocab, kLinearLogpLeaf);
+  const Int64 leaves = ceil_div(args.vocab, kLogpLeaf);
   if (args.next_tile != nullptr) {
     queue.zero(args.next_tile, static_cast<std::size_t>(ceil_div(args.num_rows, args.strip_rows)) *
                                    sizeof(unsigned));
@@ -150,8 +149,7 @@ void launch_bwd(Queue& queue, CudaPlan& plan, const LinearLogpCudaTile& logits,
     args.wave_begin = begin;
     args.wave_cols = std::min(args.wave_pitch, args.vocab - begin);
     args.group_tiles = linear_logp_group_tiles(logits.rows, args.dim * plan.element_bytes);
-    queue.step(k_bwd_dz,
-               ceil_div(args.num_rows, logits.rows) * ceil_div(args.wave_cols, kLinearLogpLeaf),
+    queue.step(k_bwd_dz, ceil_div(args.num_rows, logits.rows) * ceil_div(args.wave_cols, kLogpLeaf),
                logits.threads(), args, logits.shared_bytes(plan.element_bytes));
     // As many tiles as run at once, with all columns of the hidden size.
     args.group_tiles = static_cast<int>(std::max<Int64>(1, 128 / dim_tiles));
@@ -194,7 +192,9 @@ void launch_linear_logp_cuda(const LoadedKernel& kernel, const LinearLogpCall& c
   Driver& driver = entry(kernel, 0).driver();
   DeviceError& error = templates::device_error(driver, call.device.index);
   templates::raise_device_error(error);
-  if (settings.validate_sync) validate_linear_logp_cuda(driver, call);
+  if (settings.validate_sync) {
+    validate_logp_cuda(driver, call, call.hidden, call.weight.shape[0]);
+  }
   if (writes_nothing(call)) return;
   const int x = cuda_type(call.hidden.dtype);
   const int limit = shared_limit_bytes(kernel.target);

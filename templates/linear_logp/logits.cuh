@@ -6,9 +6,20 @@
 #include "common/cuda/loop_fp32.cuh"
 #include "common/cuda/loop_sm80.cuh"
 #include "common/cuda/loop_sm90.cuh"
-#include "linear_logp/formula.cuh"
+#include "common/logp/formula.cuh"
+#include "linear_logp/cuda_args.h"
 
 namespace rlk {
+
+using Args = LinearLogpCudaArgs;
+
+RLK_DEVICE Int64 dim(const Args& a) { return kD >= 0 ? kD : a.dim; }
+
+// Where active row i of the hidden matrix, row `row` of the call, starts.
+template <class T>
+RLK_DEVICE const T* hidden_row(const Args& a, Int64 i, Int64 row) {
+  return static_cast<const T*>(a.hidden) + (a.hidden_packed ? i : row) * a.hidden_pitch;
+}
 
 // A LinearLogpCudaTile as a type, which a loop takes.
 template <int kRows_, int kCols_, int kK_, int kStages_, int kWarpRows_, int kWarpCols_>
@@ -85,7 +96,7 @@ RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int
     s.hidden[i] = hidden_row<T>(a, active, row);
     s.scale[i] = scale_of(a, row);
     const Int64 t = target_of(a, row);
-    const bool here = t >= col0 && t < min(col0 + kLinearLogpLeaf, vocab(a)) && i < num_rows;
+    const bool here = t >= col0 && t < min(col0 + kLogpLeaf, vocab(a)) && i < num_rows;
     s.target[i] = here ? static_cast<int>(t - col0) : -1;
   }
   if (i < kLogitsTile.cols) {
@@ -102,7 +113,7 @@ RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int
 // Sets what lies beyond the vocabulary.
 RLK_DEVICE void set_tail(LogitsLoop& tile, const Args& a, const LogitsShared& s, float value) {
   const Int64 left = vocab(a) - s.col0;
-  if (left >= kLinearLogpLeaf) return;
+  if (left >= kLogpLeaf) return;
 #pragma unroll
   for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
 #pragma unroll

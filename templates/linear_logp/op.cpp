@@ -62,11 +62,6 @@ std::span<const char* const> entries(jit::Pass pass, Backend backend) {
   return LinearLogpBwdSteps::entries;
 }
 
-// Forward: entropy is asked for. Backward: it has a gradient.
-bool needs_entropy(const LinearLogpCall& call) {
-  return call.pass == jit::Pass::fwd ? call.entropy.present() : call.grad_entropy.present();
-}
-
 jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning& tuning) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
   const auto x = cpu_type(call.weight.dtype);
@@ -78,7 +73,7 @@ jit::Specialization specialize(const jit::OpCall& base, Target target, const jit
           call.pass,
           target,
           {x, call.weight.shape[0], call.weight.shape[1], call.softcap.has_value(),
-           call.logit_scale != 1.0, needs_entropy(call), tile}};
+           call.logit_scale != 1.0, call.needs_entropy(), tile}};
 }
 
 int dynamic_shared_bytes(const jit::Specialization& spec) {

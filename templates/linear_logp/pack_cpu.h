@@ -2,12 +2,6 @@
 // Constants and sizes of linear_logp's CPU kernels, and the steps that copy operands into panels.
 #pragma once
 
-#include "../common/cpu/convert.h"
-#include "../common/cpu/math.h"
-#include "../common/cpu/multiply.h"
-#include "../common/cpu/vector.h"
-#include "cpu_args.h"
-
 extern "C" {
 extern const long long kX;
 extern const long long kV;
@@ -16,6 +10,11 @@ extern const long long kSoftcap;
 extern const long long kLogitScale;
 extern const long long kEntropy;
 }
+
+#include "../common/cpu/convert.h"
+#include "../common/cpu/multiply.h"
+#include "../common/logp/cpu.h"
+#include "cpu_args.h"
 
 namespace rlk {
 namespace {
@@ -35,11 +34,7 @@ static_assert(kVectors == 3 && kPanel % kTileRows == 0 && kLeaf % kTileRows == 0
 
 using Args = LinearLogpCpuArgs;
 
-RLK_INLINE Int64 vocab(const Args& a) { return kV >= 0 ? kV : a.vocab; }
 RLK_INLINE Int64 dim(const Args& a) { return kD >= 0 ? kD : a.dim; }
-RLK_INLINE bool has_softcap(const Args& a) { return kSoftcap >= 0 ? kSoftcap : a.softcap != 0; }
-RLK_INLINE Int64 min(Int64 a, Int64 b) { return a < b ? a : b; }
-RLK_INLINE Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
 RLK_INLINE Int64 vectors_for(Int64 lanes) { return min(kVectors, ceil_div(lanes, kLanes)); }
 
 // Rows [row, row + kPanel) of the strip: lanes of the row-wise values, padded so that padding rows
@@ -56,11 +51,6 @@ RLK_INLINE void pack_row_values(const Args& a, Int64 row) {
 RLK_INLINE Int64 hidden_offset(const Args& a, Int64 row) {
   const Int64 i = a.first_row + row;
   return a.hidden_offsets ? a.hidden_offsets[i] : i * a.hidden_row_stride;
-}
-
-RLK_INLINE Int64 output_row(const Args& a, Int64 row) {
-  const Int64 i = a.first_row + row;
-  return a.rows ? a.rows[i] : i;
 }
 
 // A panel of rows, transposed: dst[k][lane].
@@ -128,23 +118,6 @@ RLK_INLINE Prefetch prefetch_weight(const Args& a, Int64 v0, Int64 k0, Int64 ahe
 RLK_INLINE float bias_at(const Args& a, Int64 v) {
   if (a.bias_type == kTypeNone) return 0.0f;
   return load_element(a.bias, v * a.bias_stride, a.bias_type);
-}
-
-struct Logit {
-  VecF z;
-  VecF slope;  // of the softcap, 1 - tanh^2
-};
-
-// The logit from the dot product; the order is fixed: bias, logit scale, softcap, temperature.
-RLK_INLINE Logit logit(const Args& a, VecF dot, float bias, VecF inverse_temperature) {
-  VecF x = dot + bias, slope = splat(1.0f);
-  if (kLogitScale != 0) x = x * a.logit_scale;
-  if (has_softcap(a)) {
-    const Tanh t = tanh(x * a.inverse_softcap);
-    x = t.value * a.softcap;
-    slope = t.slope;
-  }
-  return {x * inverse_temperature, slope};
 }
 
 }  // namespace

@@ -44,6 +44,23 @@ RLK_DEVICE float ld_shared_f32(unsigned from) {
   return x;
 }
 
+// Global memory that is read or written once: it stays in no cache of the multiprocessor.
+RLK_DEVICE void ld_stream(unsigned (&x)[2], const void* from) {
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(x[0]), "=r"(x[1])
+               : "l"(from));
+}
+RLK_DEVICE void ld_stream(unsigned (&x)[4], const void* from) {
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "l"(from));
+}
+RLK_DEVICE void st_stream(void* to, const unsigned (&x)[4]) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
 // 16 bytes, the first `bytes` of them read from `from` and the others zero.
 RLK_DEVICE void cp_async_cg(unsigned to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),

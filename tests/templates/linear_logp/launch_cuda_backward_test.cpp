@@ -156,7 +156,7 @@ std::vector<Wave> waves_of(const std::vector<CudaStep>& all, Int64 tile_rows) {
     if (step.name == "dz") {
       waves.push_back({step.args.wave_begin, step.args.wave_cols});
       EXPECT_EQ(Int64{step.blocks}, ceil_div(step.args.num_rows, tile_rows) *
-                                        ceil_div(step.args.wave_cols, kLinearLogpLeaf));
+                                        ceil_div(step.args.wave_cols, kLogpLeaf));
     }
     if (step.name == "dh" || step.name == "dw" || step.name == "db") {
       EXPECT_EQ(step.args.wave_begin, waves.back().begin);
@@ -171,7 +171,7 @@ void expect_waves(const std::vector<CudaStep>& all, const CudaCase& wanted) {
   const std::vector<Wave> waves = waves_of(all, tile_rows);
   const LinearLogpCudaArgs& args = all.back().args;
   ASSERT_GT(args.wave_pitch, 0);
-  ASSERT_EQ(args.wave_pitch % kLinearLogpLeaf, 0);
+  ASSERT_EQ(args.wave_pitch % kLogpLeaf, 0);
   Int64 next = 0;
   for (const Wave& wave : waves) {
     ASSERT_EQ(wave.begin, next);
@@ -180,8 +180,8 @@ void expect_waves(const std::vector<CudaStep>& all, const CudaCase& wanted) {
     next += wave.cols;
   }
   EXPECT_EQ(next, wanted.vocab);
-  const Int64 leaves = ceil_div(wanted.vocab, kLinearLogpLeaf);
-  EXPECT_EQ(args.wave_pitch / kLinearLogpLeaf, ceil_div(leaves, static_cast<Int64>(waves.size())))
+  const Int64 leaves = ceil_div(wanted.vocab, kLogpLeaf);
+  EXPECT_EQ(args.wave_pitch / kLogpLeaf, ceil_div(leaves, static_cast<Int64>(waves.size())))
       << "of like size";
 
   // Sums of dH between waves are kept in fp32, as whole tiles.
@@ -191,10 +191,10 @@ void expect_waves(const std::vector<CudaStep>& all, const CudaCase& wanted) {
   const Int64 sum_bytes =
       sums ? round_up(wanted.rows, tile_rows) * round_up(wanted.dim, tile_cols) * 4 : 0;
   const Int64 element_bytes = static_cast<Int64>(size_bytes(wanted.dtype));
-  const Int64 leaf_bytes = wanted.rows * kLinearLogpLeaf * element_bytes;
+  const Int64 leaf_bytes = wanted.rows * kLogpLeaf * element_bytes;
   const Int64 budget = Int64{wanted.budget_mib} << 20;
   const Int64 used = wanted.rows * args.wave_pitch * element_bytes + sum_bytes;
-  if (args.wave_pitch > kLinearLogpLeaf) {
+  if (args.wave_pitch > kLogpLeaf) {
     EXPECT_LE(used, budget);
   }
   if (budget >= leaves * leaf_bytes) {

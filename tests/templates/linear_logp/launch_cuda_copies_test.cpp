@@ -60,7 +60,7 @@ TEST_F(LaunchCudaCopiesTest, AnythingElseIsCopied) {
       const auto all = run_with(of_hidden ? given : hidden, of_hidden ? weight : given);
       SCOPED_TRACE(testing::Message() << strides[0] << ", " << strides[1] << " " << of_hidden);
       ASSERT_EQ(names(), "pack main merge");
-      const LinearLogpCudaCopy& copy = all[0].copy;
+      const LogpCudaCopy& copy = all[0].copy;
       EXPECT_EQ(copy.from, given.data);
       EXPECT_EQ(copy.num_rows, 1000);
       EXPECT_EQ(copy.num_cols, 64);
@@ -134,7 +134,7 @@ TEST_F(LaunchCudaCopiesTest, LeadingAxesOfOneStrideAreOneAxis) {
   call.hidden = view(call.hidden, {4 * 72, 8 * 72, 72, 1});
   run_again(call, wanted);
   ASSERT_EQ(names(), "pack main merge");
-  const LinearLogpCudaCopy copy = steps()[0].copy;
+  const LogpCudaCopy copy = steps()[0].copy;
   EXPECT_EQ(copy.num_axes, 3);
   EXPECT_EQ(copy.num_rows, 24);
   for (int axis = 0; axis < 3; ++axis) {
@@ -188,13 +188,13 @@ TEST_F(LaunchCudaCopiesTest, ValuesARowOfMoreThanOneStrideAreCopiedFirst) {
   const LinearLogpCudaArgs& args = all[4].args;
   struct {
     const Tensor& tensor;
-    const LinearLogpCudaArray& array;
+    const LogpCudaArray& array;
   } const values[] = {{call.grad_output, args.grad},
                       {call.target, args.target},
                       {call.mask, args.mask},
                       {call.temperature, args.temperature}};
   for (std::size_t i = 0; i < std::size(values); ++i) {
-    const LinearLogpCudaCopy& copy = all[i].copy;
+    const LogpCudaCopy& copy = all[i].copy;
     const auto& [given, array] = values[i];
     EXPECT_EQ(copy.from, given.data) << i;
     EXPECT_EQ(copy.element_bytes, static_cast<int>(size_bytes(given.dtype))) << i;

@@ -51,7 +51,7 @@ struct CudaStep {
   int device = -1;
   runtime::cuda::Stream stream = nullptr;
   LinearLogpCudaArgs args{};  // of every step but pack
-  LinearLogpCudaCopy copy{};  // of pack
+  LogpCudaCopy copy{};  // of pack
 };
 
 class LaunchCudaTest : public CudaTest {
@@ -62,7 +62,7 @@ class LaunchCudaTest : public CudaTest {
   LaunchCudaTest() {
     fake_.fills_memory = false;
     fake_.argument_bytes = [](const std::string& kernel) {
-      return kernel.ends_with("_pack") ? sizeof(LinearLogpCudaCopy) : sizeof(LinearLogpCudaArgs);
+      return kernel.ends_with("_pack") ? sizeof(LogpCudaCopy) : sizeof(LinearLogpCudaArgs);
     };
   }
 

@@ -162,7 +162,7 @@ TEST_F(LaunchCudaForwardTest, EveryTargetAndTypeKeepsToItsSharedMemory) {
 // Each strip takes the rows after the one before it, until all are taken.
 void expect_strips(const std::vector<CudaStep>& all, const CudaCase& wanted, Int64 tile_rows) {
   ASSERT_EQ(all.size() % 2, 0u);
-  const Int64 leaves = ceil_div(wanted.vocab, kLinearLogpLeaf);
+  const Int64 leaves = ceil_div(wanted.vocab, kLogpLeaf);
   Int64 next = 0;
   for (std::size_t i = 0; i < all.size(); i += 2) {
     const LinearLogpCudaArgs& args = all[i].args;

@@ -94,7 +94,7 @@ TEST_F(LaunchCudaSm90Test, ActiveRowsAreGatheredUnlessAllAre) {
     run(call, wanted);
     ASSERT_EQ(names(), "rows pack main merge");
     const auto all = steps();
-    const LinearLogpCudaCopy& copy = all[1].copy;
+    const LogpCudaCopy& copy = all[1].copy;
     EXPECT_EQ(copy.skipped_if_all, 1);
     EXPECT_EQ(copy.from, call.hidden.data);
     EXPECT_EQ(copy.rows, all[0].args.rows);
@@ -123,7 +123,7 @@ TEST_F(LaunchCudaSm90Test, OtherLayoutsAreCopied) {
     fake_.tensor_maps.clear();
     run(call, wanted);
     ASSERT_EQ(names(), "rows pack main merge");
-    const LinearLogpCudaCopy copy = steps()[1].copy;
+    const LogpCudaCopy copy = steps()[1].copy;
     EXPECT_EQ(copy.skipped_if_all, 0);
     EXPECT_EQ(copy.element_bytes, element_bytes);
     for (const int i : {0, 1}) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies the small tensors of a call to the host, where the CPU's own check reads them.
-#include "templates/linear_logp/validate_cuda.hpp"
+#include "templates/common/logp/validate_cuda.hpp"
 
 #include "runtime/cuda/launch.hpp"
-#include "templates/linear_logp/rows.hpp"
+#include "templates/common/logp/active_rows.hpp"
 
 #include <algorithm>
 #include <vector>
@@ -38,20 +38,22 @@ class HostCopy {
 
 }  // namespace
 
-void validate_linear_logp_cuda(Driver& driver, const LinearLogpCall& call) {
+void validate_logp_cuda(Driver& driver, const LogpCallBase& call, const Tensor& matrix,
+                        std::int64_t vocab) {
   const auto stream = static_cast<Stream>(call.stream);
   if (is_capturing(driver, call.device.index, stream)) {
     throw Unsupported(
-        "linear_logp: stream: expected no CUDA graph capture with RLK_VALIDATE=sync, which reads "
-        "the values of a call, got one");
+        "{}: stream: expected no CUDA graph capture with RLK_VALIDATE=sync, which reads "
+        "the values of a call, got one",
+        call.op->name);
   }
   const DeviceGuard guard(driver, call.device.index);
   driver.check(driver.table().stream_synchronize(stream), "cuStreamSynchronize");
-  LinearLogpCall host = call;
+  LogpCallBase host = call;
   const HostCopy target(driver, host.target), mask(driver, host.mask),
       temperature(driver, host.temperature);
   host.pass = jit::Pass::fwd;  // grad_output may have any value
-  active_rows(host);
+  active_rows(host, matrix, vocab);
 }
 
 }  // namespace rlk

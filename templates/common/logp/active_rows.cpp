@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compacts the rows of a call: mask and ignore_index are gone after this.
-#include "templates/linear_logp/rows.hpp"
+#include "templates/common/logp/active_rows.hpp"
 
 #include "runtime/error.hpp"
 #include "runtime/read_values.hpp"
-#include "templates/linear_logp/check.hpp"
+#include "templates/common/logp/check.hpp"
 
 #include <limits>
 #include <optional>
@@ -13,7 +13,7 @@ namespace rlk {
 namespace {
 
 // Row numbers kept by mask and ignore_index; nothing where all are.
-std::optional<std::vector<std::int64_t>> kept_rows(const LinearLogpCall& call,
+std::optional<std::vector<std::int64_t>> kept_rows(const LogpCallBase& call,
                                                    const std::vector<std::int64_t>& target) {
   std::vector<bool> keep(target.size(), true);
   if (call.ignore_index) {
@@ -23,8 +23,8 @@ std::optional<std::vector<std::int64_t>> kept_rows(const LinearLogpCall& call,
   const auto apply = [&](const auto& mask) {
     for (std::size_t row = 0; row < mask.size(); ++row) {
       if (mask[row] != 0 && mask[row] != 1) {
-        throw InvalidArgument("linear_logp: mask: expected 0 or 1, got {} in row {}", mask[row],
-                              row);
+        throw InvalidArgument("{}: mask: expected 0 or 1, got {} in row {}", call.op->name,
+                              mask[row], row);
       }
       if (mask[row] == 0) keep[row] = false;
     }
@@ -50,18 +50,20 @@ void gather(std::vector<T>& values, const std::vector<std::int64_t>& rows) {
   values.resize(rows.size());
 }
 
-void expect_targets_in_range(const ActiveRows& active, std::int64_t vocab) {
+void expect_targets_in_range(const LogpCallBase& call, const ActiveRows& active,
+                             std::int64_t vocab) {
   for (std::size_t i = 0; i < active.target.size(); ++i) {
     const auto id = active.target[i];
     if (id >= 0 && id < vocab) continue;
-    throw InvalidArgument("linear_logp: target: expected ids in [0, {}), got {} in row {}", vocab,
-                          id, active.rows.empty() ? static_cast<std::int64_t>(i) : active.rows[i]);
+    throw InvalidArgument("{}: target: expected ids in [0, {}), got {} in row {}", call.op->name,
+                          vocab, id,
+                          active.rows.empty() ? static_cast<std::int64_t>(i) : active.rows[i]);
   }
 }
 
 }  // namespace
 
-ActiveRows active_rows(const LinearLogpCall& call) {
+ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int64_t vocab) {
   ActiveRows active;
   active.target = read_integers(call.target);
   if (call.target.dtype == DType::u64) {
@@ -75,25 +77,24 @@ ActiveRows active_rows(const LinearLogpCall& call) {
     gather(active.target, *kept);
   }
   active.num_active = static_cast<std::int64_t>(active.target.size());
-  expect_targets_in_range(active, call.weight.shape[0]);
+  expect_targets_in_range(call, active, vocab);
 
-  const auto leading = static_cast<std::size_t>(call.hidden.rank - 1);
-  const auto stride =
-      flat_stride(call.hidden.dims().first(leading), call.hidden.steps().first(leading));
+  const auto leading = static_cast<std::size_t>(matrix.rank - 1);
+  const auto stride = flat_stride(matrix.dims().first(leading), matrix.steps().first(leading));
   if (stride && !kept) {
-    active.hidden_row_stride = *stride;
+    active.row_stride = *stride;
   } else {
-    active.hidden_offsets = read_offsets(call.hidden, call.hidden.rank - 1);
-    if (kept) gather(active.hidden_offsets, *kept);
+    active.offsets = read_offsets(matrix, matrix.rank - 1);
+    if (kept) gather(active.offsets, *kept);
   }
 
   if (call.temperature.present()) {
     active.inverse_temperature = read_floats(call.temperature);
     if (kept) gather(active.inverse_temperature, *kept);
-    for (float& value : active.inverse_temperature) value = inverse_temperature(value);
+    for (float& value : active.inverse_temperature) value = inverse_temperature(call, value);
   } else if (call.temperature_value != 1.0) {
     active.inverse_temperature.assign(active.target.size(),
-                                      inverse_temperature(call.temperature_value));
+                                      inverse_temperature(call, call.temperature_value));
   }
   if (call.pass == jit::Pass::bwd) {
     const auto read = [&](const Tensor& grad) {

@@ -1,55 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a linear_logp call on the device: which are active, and the values that each one has.
+// Rows of a call on the device: which are active, and the values that each one has.
 #pragma once
 
 #include "common/cuda/element.cuh"
 #include "common/cuda/math.cuh"
-#include "linear_logp/cuda_args.h"
+#include "common/logp/cuda_args.h"
 
 namespace rlk {
 
-using Args = LinearLogpCudaArgs;
-
-RLK_DEVICE Int64 vocab(const Args& a) { return kV >= 0 ? kV : a.vocab; }
-RLK_DEVICE Int64 dim(const Args& a) { return kD >= 0 ? kD : a.dim; }
-RLK_DEVICE Int64 num_active(const Args& a) { return a.num_active ? *a.num_active : a.num_rows; }
+RLK_DEVICE Int64 vocab(const LogpCudaRows& a) { return kV >= 0 ? kV : a.vocab; }
+RLK_DEVICE Int64 num_active(const LogpCudaRows& a) {
+  return a.num_active ? *a.num_active : a.num_rows;
+}
 
 // Row of the call that active row i is.
-RLK_DEVICE Int64 call_row(const Args& a, Int64 i) { return a.rows ? a.rows[i] : i; }
+RLK_DEVICE Int64 call_row(const LogpCudaRows& a, Int64 i) { return a.rows ? a.rows[i] : i; }
 
-RLK_DEVICE Int64 target_of(const Args& a, Int64 row) {
+RLK_DEVICE Int64 target_of(const LogpCudaRows& a, Int64 row) {
   return read_integer(a.target.data, row * a.target.stride, a.target.type);
 }
 
 // Inverse temperature: NaN where the temperature is no finite number above 0.
-RLK_DEVICE float scale_of(const Args& a, Int64 row) {
+RLK_DEVICE float scale_of(const LogpCudaRows& a, Int64 row) {
   if (!a.temperature.data) return a.inverse_temperature;
   const float t = read_float(a.temperature.data, row * a.temperature.stride, a.temperature.type);
   return t > 0.0f && t < infinity() ? rcp_rn(t) : nan();
 }
 
-RLK_DEVICE bool is_active(const Args& a, Int64 row, Int64 target) {
+RLK_DEVICE bool is_active(const LogpCudaRows& a, Int64 row, Int64 target) {
   if (a.has_ignore_index && target == a.ignore_index) return false;
   return !a.mask.data || read_mask(a.mask.data, row * a.mask.stride, a.mask.type);
 }
 
 // What a row that is not active gets in the forward.
-RLK_DEVICE void write_neutral(const Args& a, Int64 row) {
+RLK_DEVICE void write_neutral(const LogpCudaRows& a, Int64 row) {
   a.logp[row] = 0.0f;
   if (a.entropy) a.entropy[row] = 0.0f;
   if (a.lse) a.lse[row] = 0.0f;
   if (a.row_max) a.row_max[row] = a.row_log_sum[row] = 0.0f;
 }
 
-// Where active row i of the hidden matrix, row `row` of the call, starts.
-template <class T>
-RLK_DEVICE const T* hidden_row(const Args& a, Int64 i, Int64 row) {
-  return static_cast<const T*>(a.hidden) + (a.hidden_packed ? i : row) * a.hidden_pitch;
+// 0 where there is none.
+RLK_DEVICE float upstream(const LogpCudaArray& grad, Int64 row) {
+  return grad.data ? read_float(grad.data, row * grad.stride, grad.type) : 0.0f;
 }
 
 // Lists the active rows, ascending, in one block of 1024 threads. Gives the others, in the forward,
 // their neutral values. Four rows a thread at once, so that their loads overlap.
-RLK_DEVICE void list_active_rows(const Args& a, bool forward) {
+RLK_DEVICE void list_active_rows(const LogpCudaRows& a, bool forward) {
   constexpr int kParts = 4;
   __shared__ int count[kParts][32];  // active rows of a warp, then of those before it in the part
   __shared__ int part_count[kParts];
@@ -100,7 +98,7 @@ RLK_DEVICE void list_active_rows(const Args& a, bool forward) {
 
 // One row of a copy, by all threads of the block.
 template <class T>
-RLK_DEVICE void pack_row(const LinearLogpCudaCopy& c, Int64 from_offset, Int64 to_offset) {
+RLK_DEVICE void pack_row(const LogpCudaCopy& c, Int64 from_offset, Int64 to_offset) {
   const T* const from = static_cast<const T*>(c.from) + from_offset;
   T* const to = static_cast<T*>(c.to) + to_offset;
 #pragma unroll 1
@@ -110,7 +108,7 @@ RLK_DEVICE void pack_row(const LinearLogpCudaCopy& c, Int64 from_offset, Int64 t
 }
 
 // A block a row; any number of blocks.
-RLK_DEVICE void pack(const LinearLogpCudaCopy& c) {
+RLK_DEVICE void pack(const LogpCudaCopy& c) {
   const Int64 num_rows = c.num_active ? *c.num_active : c.num_rows;
   if (c.skipped_if_all && num_rows == c.num_rows) return;
 #pragma unroll 1

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// logp: from Python arguments to a LogpCall, and its results back.
+#include "jit/dispatcher.hpp"
+#include "python/bind/call_stream.hpp"
+#include "python/bind/logp_arguments.hpp"
+#include "python/bind/module.hpp"
+#include "python/bind/without_gil.hpp"
+#include "templates/logp/op.hpp"
+
+#include <pybind11/pybind11.h>
+
+#include <iterator>
+#include <span>
+
+namespace rlk::bind {
+namespace {
+
+// The arguments that forward and backward share. Holds what the call's tensors point to.
+struct Arguments {
+  TensorArgument logits;
+  LogpArguments rows;
+  LogpCall call;
+
+  std::span<const std::int64_t> row_dims() const {
+    const auto dims = call.logits.dims();
+    return dims.first(dims.size() - 1);
+  }
+  Output make_per_row() const {
+    return make_output(logits.framework, DType::f32, call.device, row_dims(), call.stream);
+  }
+};
+
+Arguments bind_arguments(py::handle logits, const LogpOptions& options, py::handle stream,
+                         bool in_place) {
+  Arguments bound;
+  bound.logits = bind_first(logits, "logp: logits", stream);
+  LogpCall& call = bound.call;
+  call.op = &templates::logp_op;
+  call.stream = bind_stream(stream, bound.logits, "logp", "logits");
+  call.logits = bound.logits.tensor;
+  call.device = call.logits.device;
+  call.in_place = in_place;
+  bound.rows = bind_logp_arguments(options, call);
+  expect_given(call.logits, "logits", call);
+  expect_given(call.target, "target", call);
+  return bound;
+}
+
+// The log-prob, or where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
+// what is not.
+py::object forward(py::handle logits, py::handle target, py::handle temperature, py::handle softcap,
+                   py::handle logit_scale, py::handle mask, py::handle ignore_index,
+                   py::handle stream, bool return_entropy, bool return_lse, bool save,
+                   bool in_place) {
+  auto bound = bind_arguments(
+      logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream, in_place);
+  LogpCall& call = bound.call;
+  templates::logp_op.check(call);  // before outputs of a wrong shape are made
+  Output outputs[5];
+  const auto make = [&](Output& output, Tensor& slot) {
+    output = bound.make_per_row();
+    slot = output.tensor;
+  };
+  make(outputs[0], call.log_prob);
+  if (return_entropy) make(outputs[1], call.entropy);
+  if (return_lse) make(outputs[2], call.lse);
+  if (save) make(outputs[3], call.row_max);
+  if (save) make(outputs[4], call.row_log_sum);
+  run_call(call, bound.logits.framework, outputs);
+  if (!return_entropy && !return_lse && !save) return outputs[0].object;
+  py::tuple results(std::size(outputs));
+  for (std::size_t i = 0; i < std::size(outputs); ++i) {
+    results[i] = outputs[i].object ? outputs[i].object : py::none();
+  }
+  return results;
+}
+
+// The gradient of the logits; None where they were written over.
+py::object backward(py::handle grad_output, py::handle grad_entropy, py::handle grad_lse,
+                    py::handle logits, py::handle target, py::handle temperature,
+                    py::handle softcap, py::handle logit_scale, py::handle mask,
+                    py::handle ignore_index, py::handle stream, py::handle row_max,
+                    py::handle row_log_sum, py::handle entropy, bool in_place) {
+  auto bound = bind_arguments(
+      logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream, in_place);
+  LogpCall& call = bound.call;
+  call.pass = jit::Pass::bwd;
+  const auto given =
+      bind_logp_backward(grad_output, grad_entropy, grad_lse, row_max, row_log_sum, entropy, call);
+  const bool runs_forward = !call.row_max.present();
+  if (runs_forward && call.grad_entropy.present()) {
+    call.entropy = dense_tensor(nullptr, DType::f32, {}, {});
+  }
+  templates::logp_op.check(call);
+
+  Output log_prob, own_max, own_log_sum, own_entropy;
+  if (runs_forward) {
+    // Without autograd nothing was saved: the forward runs again for its values a row.
+    LogpCall first = call;
+    first.pass = jit::Pass::fwd;
+    first.log_prob = (log_prob = bound.make_per_row()).tensor;
+    call.row_max = first.row_max = (own_max = bound.make_per_row()).tensor;
+    call.row_log_sum = first.row_log_sum = (own_log_sum = bound.make_per_row()).tensor;
+    if (call.grad_entropy.present()) {
+      call.entropy = first.entropy = (own_entropy = bound.make_per_row()).tensor;
+    }
+    run_call(first, bound.logits.framework, {});
+  }
+  if (in_place) {
+    call.grad_logits = call.logits;
+    run_call(call, bound.logits.framework, {});
+    return py::none();
+  }
+  const Output grad = make_output(bound.logits.framework, call.logits.dtype, call.device,
+                                  call.logits.dims(), call.stream);
+  call.grad_logits = grad.tensor;
+  run_call(call, bound.logits.framework, std::span(&grad, 1));
+  return grad.object;
+}
+
+// The backward of a call with return_entropy or return_lse is that of all its outputs.
+py::tuple explain(py::handle logits, py::handle target, py::handle temperature, py::handle softcap,
+                  py::handle logit_scale, py::handle mask, py::handle ignore_index,
+                  py::handle stream, bool return_entropy, bool return_lse, bool backward) {
+  auto bound = bind_arguments(
+      logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream, false);
+  LogpCall& call = bound.call;
+  templates::logp_op.check(call);  // logits have a last axis to leave out
+  const Tensor per_row = dense_tensor(nullptr, DType::f32, call.device, bound.row_dims());
+  if (return_entropy) call.entropy = per_row;
+  if (return_lse) call.lse = per_row;
+  if (backward) {
+    call.pass = jit::Pass::bwd;
+    call.grad_output = per_row;
+    if (return_entropy) call.grad_entropy = per_row;
+  }
+  jit::Explanation found;
+  without_gil([&] { found = jit::Dispatcher::instance().explain(call); });
+  return py::make_tuple(found.kernel, found.key, found.variant, found.source, found.reason);
+}
+
+}  // namespace
+
+void bind_logp(py::module_& module) {
+  module.def("logp_forward", forward);
+  module.def("logp_backward", backward);
+  module.def("logp_explain", explain);
+}
+
+}  // namespace rlk::bind

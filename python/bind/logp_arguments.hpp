@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arguments that all log-prob ops take, from Python.
+#pragma once
+
+#include "python/bind/tensor_argument.hpp"
+#include "templates/common/logp/call.hpp"
+
+namespace rlk::bind {
+
+// What tensors of a call point to, kept alive.
+struct LogpArguments {
+  TensorArgument target, temperature, mask;
+};
+
+// As Python gives them.
+struct LogpOptions {
+  py::handle target, temperature, softcap, logit_scale, mask, ignore_index;
+};
+
+// Fills the call, whose op and stream are set. Throws InvalidArgument.
+LogpArguments bind_logp_arguments(const LogpOptions& options, LogpCallBase& call);
+
+// Throws InvalidArgument where the call has no such tensor.
+void expect_given(const Tensor& tensor, const char* argument, const jit::OpCall& call);
+
+// The upstream gradients, and what the forward saved, of a backward.
+struct LogpBackwardArguments {
+  TensorArgument grad_output, grad_entropy, grad_lse, row_max, row_log_sum, entropy;
+};
+LogpBackwardArguments bind_logp_backward(py::handle grad_output, py::handle grad_entropy,
+                                         py::handle grad_lse, py::handle row_max,
+                                         py::handle row_log_sum, py::handle entropy,
+                                         LogpCallBase& call);
+
+}  // namespace rlk::bind

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What CUDA kernels that take log-probs, and their host code, agree on beside the logits' source.
+// Included by kernel.cuh files, which have no other headers than templates.
+#pragma once
+
+#include "common/cuda/device_error.h"
+
+namespace rlk {
+
+// Columns of vocabulary that a partial covers: the same for every dtype and target.
+constexpr int kLogpLeaf = 192;
+
+// Array of one value a row (or column of vocabulary); strides count elements and may be 0.
+struct LogpCudaArray {
+  const void* data;
+  long long stride;
+  int type;  // a TypeCode of common/cuda/element.cuh
+};
+
+// What dZ of a row is made of: p * -(all + log_p * log p), plus `target` in the target's column.
+struct LogpCudaRowGrad {
+  float target, all, log_p;
+};
+
+// Rows of a call are numbered 0 to num_rows. Workspace is 256-byte aligned.
+struct LogpCudaRows {
+  // Kernels read vocab where kV is -1; it is equal to the constant elsewhere.
+  long long vocab, num_rows;
+
+  // The active rows, numbered anew, ascending. Made by the step rows (list_active_rows) where a
+  // mask or ignore_index is given, null elsewhere and where each row is asked in its turn.
+  long long* rows;        // [num_rows]
+  long long* num_active;  // [1]
+
+  LogpCudaArray target;       // [num_rows] integers
+  LogpCudaArray temperature;  // [num_rows] floats or null: inverse_temperature for all
+  float inverse_temperature;
+  // Read where kSoftcap, kLogitScale are not 0. Where one is -1: a softcap of 0 is none, a
+  // logit_scale of 1 changes nothing.
+  float softcap, inverse_softcap;
+  float logit_scale;
+  LogpCudaArray mask;  // [num_rows] or null
+  int has_ignore_index;
+  long long ignore_index;
+
+  float* logp;         // [num_rows]
+  float* row_max;      // [num_rows]; null in a forward without backward
+  float* row_log_sum;  // [num_rows]; likewise
+  float* entropy;      // [num_rows]; forward: or null; backward: read with grad_entropy
+  float* lse;          // [num_rows]; forward: or null
+  DeviceError* error;
+  const char* op;  // for `error`
+
+  LogpCudaArray grad, grad_entropy, grad_lse;  // [num_rows] upstream gradients, or null
+};
+
+// Arguments of the step pack: copies rows of any strides into aligned, zero-padded ones. Element
+// (r, c) of the copy is at `to + r * pitch + c`; r counts the leading axes in row-major order.
+constexpr int kLogpCudaAxes = 8;
+struct LogpCudaCopy {
+  const void* from;
+  void* to;
+  long long num_rows, num_cols, pitch;  // pitch >= num_cols; what lies between becomes 0
+  long long col_stride;
+  int num_axes;  // leading axes; sizes[i] and strides[i], outermost first
+  long long sizes[kLogpCudaAxes], strides[kLogpCudaAxes];
+  int element_bytes;            // 1, 2, 4, 8, or 16 of aligned rows
+  const long long* rows;        // copy row rows[i] to row i, i < *num_active; null: every row
+  const long long* num_active;  // null with rows
+  int skipped_if_all;           // nothing is copied where all rows are active
+};
+
+}  // namespace rlk

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shapes, dtypes and devices of logp's arguments, and whether logits may be written over.
+#include "templates/logp/check.hpp"
+
+#include "runtime/error.hpp"
+#include "templates/common/logp/check.hpp"
+#include "templates/logp/op.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+namespace rlk {
+namespace {
+
+// Only a broadcast tensor can be larger.
+constexpr std::int64_t k_largest_size = std::int64_t{1} << 40;
+
+// Whether no two elements share memory, as far as strides tell: each axis steps over all of those
+// with smaller strides.
+bool is_apart(const Tensor& tensor) {
+  struct Axis {
+    std::int64_t stride, size;
+  };
+  std::vector<Axis> axes;
+  for (int i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[i] == 0) return true;
+    if (tensor.shape[i] > 1) axes.push_back({std::abs(tensor.strides[i]), tensor.shape[i]});
+  }
+  std::ranges::sort(axes, {}, &Axis::stride);
+  std::int64_t covered = 1;
+  for (const Axis& axis : axes) {
+    if (axis.stride < covered) return false;
+    covered += axis.stride * (axis.size - 1);
+  }
+  return true;
+}
+
+}  // namespace
+
+void check_logp(const jit::OpCall& base) {
+  const auto& call = static_cast<const LogpCall&>(base);
+  const Tensor& logits = call.logits;
+  if (!is_storage(logits.dtype)) {
+    throw InvalidArgument("logp: logits: expected dtype float32, bfloat16 or float16, got {}",
+                          name(logits.dtype));
+  }
+  if (logits.rank < 1 || logits.shape[logits.rank - 1] < 1 ||
+      logits.shape[logits.rank - 1] > k_largest_size) {
+    throw InvalidArgument("logp: logits: expected shape [..., V] with V from 1 to 2^40, got {}",
+                          text(logits.dims()));
+  }
+  if (call.in_place && !is_apart(logits)) {
+    throw InvalidArgument(
+        "logp: inplace_backward: expected logits whose elements share no memory, got strides {} of "
+        "shape {}",
+        text(logits.steps()), text(logits.dims()));
+  }
+  check_logp_options(call, logits, "logits");
+  if (call.pass == jit::Pass::bwd) check_logp_gradients(call, logits, "logits");
+}
+
+}  // namespace rlk

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stage 2 of logp; throws InvalidArgument naming the argument.
+#pragma once
+
+#include "jit/op.hpp"
+
+namespace rlk {
+
+void check_logp(const jit::OpCall& call);
+
+}  // namespace rlk

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward: partials of each leaf and their merge.
+#pragma once
+
+#include "leaf_cpu.h"
+
+namespace rlk {
+namespace {
+
+// The four chains of a leaf's sums: column % 4 of the leaf.
+using Chains = float __attribute__((ext_vector_type(4)));
+
+RLK_INLINE Chains load_chains(const float* p) { return *reinterpret_cast<const Chains*>(p); }
+RLK_INLINE Chains fma_chains(Chains a, Chains b, Chains c) {
+#if RLK_FMA
+  return __builtin_elementwise_fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+RLK_INLINE float join(Chains c) { return (c[0] + c[1]) + (c[2] + c[3]); }
+
+// The partial of one leaf. Order: maximum, then the terms of each sum in four chains, the last
+// columns % 4 all to chain 0, joined as (0 + 1) + (2 + 3).
+RLK_INLINE void fold_leaf(const Args& a, Int64 row, Int64 leaf) {
+  alignas(64) float z[kLeaf], factor[kLeaf];
+  const Int64 cols = min(kLeaf, vocab(a) - leaf * kLeaf);
+  const Int64 padded = ceil_div(cols, kLanes) * kLanes;
+  const VecF scale = splat(inverse_temperature(a, row));
+  load_span(a.logits.data, leaf_offset(a, a.logits, row, leaf), a.logits.col_stride, kX, z, cols,
+            padded);
+  VecF largest = splat(-__builtin_inff());
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < padded; v += kLanes) {
+    VecF x = logit(a, load(z + v), 0.0f, scale).z;
+    const VecI beyond = lane_index() >= splat_int(static_cast<Int32>(cols - v));
+    x = select(beyond, splat(-__builtin_inff()), x);
+    store(z + v, x);
+    largest = select(x > largest, x, largest);  // a NaN is passed over here and found by the sum
+  }
+  float max = largest[0];
+#pragma clang loop unroll(full)
+  for (int i = 1; i < kLanes; ++i) max = largest[i] > max ? largest[i] : max;
+  const Int64 target = a.target[a.first_row + row] - leaf * kLeaf;
+  if (target >= 0 && target < cols) a.lane_target_logit[row] = z[target];
+
+  const VecF base = base_of(splat(max));
+  const bool entropy = has_entropy(a);
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < padded; v += kLanes) {
+    const VecF d = load(z + v) - base;
+    store(z + v, exp(d));
+    if (entropy) store(factor + v, exponent_factor(d));
+  }
+  Chains sum = 0.0f, moment = 0.0f;
+  const Int64 whole = cols & ~Int64{3};
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < whole; v += 4) {
+    sum = sum + load_chains(z + v);
+    if (entropy) moment = fma_chains(load_chains(z + v), load_chains(factor + v), moment);
+  }
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 v = whole; v < cols; ++v) {
+    sum[0] = sum[0] + z[v];
+    if (!entropy) continue;
+    const Chains term = z[v], by = factor[v];
+    moment[0] = fma_chains(term, by, moment)[0];
+  }
+  const Int64 at = leaf * a.padded_rows + row;
+  a.partial_max[at] = max;
+  a.partial_sum[at] = join(sum);
+  if (entropy) a.partial_moment[at] = join(moment);
+}
+
+}  // namespace
+
+extern "C" void rlk_logp_fwd_main(const Args* args, Int64 begin, Int64 end) {
+  const Args& a = *args;
+#pragma clang loop unroll(disable)
+  for (Int64 item = begin; item < end; ++item) {
+    const Part part = part_of(a, item);
+#pragma clang loop unroll(disable)
+    for (Int64 leaf = part.begin; leaf < part.end; ++leaf) fold_leaf(a, part.row, leaf);
+  }
+}
+
+extern "C" void rlk_logp_fwd_merge(const Args* args, Int64 begin, Int64 end) {
+  const Args& a = *args;
+#pragma clang loop unroll(disable)
+  for (Int64 item = begin; item < end; ++item) {
+    merge_rows(a, item * kLanes, ceil_div(vocab(a), kLeaf));
+  }
+}
+
+}  // namespace rlk

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the steps of a CPU kernel of logp over the pool. Strips of rows and parts of a row show
+// nowhere in the results.
+#include "templates/common/cpu_steps.hpp"
+#include "templates/common/logp/active_rows.hpp"
+#include "templates/common/logp/check.hpp"
+#include "templates/logp/cpu_args.h"
+#include "templates/logp/launch.hpp"
+#include "templates/logp/op.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace rlk {
+namespace {
+
+using templates::AlignedArray;
+using templates::run_items;
+
+constexpr Int64 k_partial_floats = 1 << 20;
+constexpr Int64 k_part_leaves = 64;
+constexpr Int64 k_most_lanes = 16;
+constexpr Int64 k_logit_cost = 2;  // against a multiplication
+
+Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
+
+float* floats(const Tensor& tensor) {
+  return tensor.present() ? static_cast<float*>(tensor.data) : nullptr;
+}
+
+template <class T>
+const T* data_or_null(const std::vector<T>& values) {
+  return values.empty() ? nullptr : values.data();
+}
+
+LogpCpuMatrix matrix(const Tensor& tensor, const std::vector<Int64>& offsets, Int64 row_stride) {
+  return {tensor.data, data_or_null(offsets), row_stride, tensor.strides[tensor.rank - 1]};
+}
+
+LogpCpuArgs arguments(const LogpCall& call, const ActiveRows& active, Int64 vocab) {
+  LogpCpuArgs args{};
+  args.vocab = vocab;
+  args.rows = data_or_null(active.rows);
+  args.logits = matrix(call.logits, active.offsets, active.row_stride);
+  args.target = active.target.data();
+  args.inverse_temperature = data_or_null(active.inverse_temperature);
+  if (call.softcap) {
+    args.softcap = static_cast<float>(*call.softcap);
+    args.inverse_softcap = inverse_softcap(call, *call.softcap);
+  }
+  args.logit_scale = static_cast<float>(call.logit_scale);
+  args.grad = data_or_null(active.grad);
+  args.grad_entropy = data_or_null(active.grad_entropy);
+  args.grad_lse = data_or_null(active.grad_lse);
+  args.logp = floats(call.log_prob);
+  args.row_max = floats(call.row_max);
+  args.row_log_sum = floats(call.row_log_sum);
+  args.entropy = floats(call.entropy);
+  args.lse = floats(call.lse);
+  if (call.pass == jit::Pass::bwd) {
+    // A gradient of its own is dense.
+    args.grad_logits = call.in_place ? args.logits : matrix(call.grad_logits, {}, vocab);
+  }
+  return args;
+}
+
+void zero(const Tensor& tensor) {
+  if (!tensor.present()) return;
+  std::memset(tensor.data, 0,
+              static_cast<std::size_t>(tensor.num_elements()) * size_bytes(tensor.dtype));
+}
+
+// Rows that are not active: results 0.
+void fill_inactive_outputs(const LogpCall& call) {
+  for (const Tensor* output :
+       {&call.log_prob, &call.row_max, &call.row_log_sum, &call.entropy, &call.lse}) {
+    zero(*output);
+  }
+}
+
+// Gradient 0, of the rows between the active ones.
+void fill_inactive_gradients(const LogpCall& call, const ActiveRows& active) {
+  const Tensor& grad = call.grad_logits;
+  const auto leading = static_cast<std::size_t>(grad.rank - 1);
+  const Int64 vocab = grad.shape[grad.rank - 1], step = grad.strides[grad.rank - 1];
+  const std::size_t bytes = size_bytes(grad.dtype);
+  Int64 row = 0;
+  std::size_t next = 0;
+  for_each_offset(grad.dims().first(leading), grad.steps().first(leading), [&](Int64 offset) {
+    const bool is_active = next < active.rows.size() && active.rows[next] == row;
+    ++row;
+    if (is_active) {
+      ++next;
+      return;
+    }
+    auto* const to = static_cast<std::byte*>(grad.data) + offset * static_cast<Int64>(bytes);
+    if (step == 1) {
+      std::memset(to, 0, static_cast<std::size_t>(vocab) * bytes);
+      return;
+    }
+    for (Int64 v = 0; v < vocab; ++v)
+      std::memset(to + v * step * static_cast<Int64>(bytes), 0, bytes);
+  });
+}
+
+void run(const LoadedKernel& kernel, int entry, const LogpCpuArgs& args, Int64 items, Int64 cost) {
+  const auto step = reinterpret_cast<LogpCpuStep>(kernel.entries[static_cast<std::size_t>(entry)]);
+  run_items(items, std::max<Int64>(cost, 1),
+            [&](std::int64_t begin, std::int64_t end) { step(&args, begin, end); });
+}
+
+Int64 vector_lanes(Target level) {
+  return level == Target::x86_64_v4 ? 16 : level == Target::x86_64_v3 ? 8 : 4;
+}
+
+}  // namespace
+
+void launch_logp_cpu(const LoadedKernel& kernel, const LogpCall& call) {
+  const Int64 vocab = call.logits.shape[call.logits.rank - 1];
+  const ActiveRows active = active_rows(call, call.logits, vocab);
+  LogpCpuArgs args = arguments(call, active, vocab);
+  const bool all_active = active.num_active == active.num_rows;
+  const Int64 leaves = ceil_div(vocab, kLogpCpuLeaf);
+  args.leaves_per_part = std::min(leaves, k_part_leaves);
+  args.num_parts = ceil_div(leaves, args.leaves_per_part);
+  const Int64 cost = std::min(vocab, args.leaves_per_part * kLogpCpuLeaf) * k_logit_cost;
+  if (call.pass == jit::Pass::bwd) {
+    if (!all_active) fill_inactive_gradients(call, active);
+    args.num_rows = active.num_active;
+    run(kernel, 0, args, args.num_rows * args.num_parts, cost);
+    return;
+  }
+  if (!all_active) fill_inactive_outputs(call);
+  const bool entropy = args.entropy != nullptr;
+  const Int64 most = k_partial_floats / (leaves * (entropy ? 3 : 2)) / k_most_lanes * k_most_lanes;
+  const Int64 strip = std::min(std::max(most, k_most_lanes),
+                               ceil_div(active.num_active, k_most_lanes) * k_most_lanes);
+  const AlignedArray<float> partials(strip * (leaves * (entropy ? 3 : 2) + 1));
+  args.lane_target_logit = partials.get();
+  args.partial_max = partials.get() + strip;
+  args.partial_sum = args.partial_max + leaves * strip;
+  if (entropy) args.partial_moment = args.partial_sum + leaves * strip;
+  args.padded_rows = strip;
+  const Int64 lanes = vector_lanes(kernel.target);
+  for (Int64 first = 0; first < active.num_active; first += strip) {
+    args.first_row = first;
+    args.num_rows = std::min(strip, active.num_active - first);
+    run(kernel, 0, args, args.num_rows * args.num_parts, cost);
+    run(kernel, 1, args, ceil_div(args.num_rows, lanes), leaves * lanes * 4);
+  }
+}
+
+}  // namespace rlk

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// logp for the dispatcher: its constants, entry points and stages.
+#include "templates/logp/op.hpp"
+
+#include "templates/common/logp/cpu_types.h"
+#include "templates/logp/check.hpp"
+#include "templates/logp/launch.hpp"
+
+namespace rlk {
+namespace {
+
+// Words of the codes of CpuType, which are those of CUDA's templates too.
+constexpr std::string_view k_types[] = {"none", "f32", "bf16", "f16"};
+
+constexpr std::string_view k_off_on[] = {"", "yes"};
+
+constexpr jit::ConstantDef k_constants[] = {
+    {"x", "kX", k_types, /*may_be_run_time=*/false},
+    {"V", "kV"},
+    {"softcap", "kSoftcap", k_off_on},
+    {"logit_scale", "kLogitScale", k_off_on},
+    {"entropy", "kEntropy", k_off_on},
+};
+
+constexpr CpuType type_code(DType dtype) {
+  return dtype == DType::f32 ? kTypeFloat32 : dtype == DType::bf16 ? kTypeBfloat16 : kTypeFloat16;
+}
+
+jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning&) {
+  const auto& call = static_cast<const LogpCall&>(base);
+  return {call.op,
+          call.pass,
+          target,
+          {type_code(call.logits.dtype), call.logits.shape[call.logits.rank - 1],
+           call.softcap.has_value(), call.logit_scale != 1.0, call.needs_entropy()}};
+}
+
+std::vector<jit::Specialization> generic_variants(Target target) {
+  std::vector<jit::Specialization> variants;
+  for (auto pass : {jit::Pass::fwd, jit::Pass::bwd}) {
+    for (auto type : {kTypeFloat32, kTypeBfloat16, kTypeFloat16}) {
+      variants.push_back(jit::Specialization{&templates::logp_op, pass, target, {type}}.generic());
+    }
+  }
+  return variants;
+}
+
+// A model's head is warmed for linear_logp, which needs no logits.
+std::vector<jit::Specialization> no_variants(const jit::ModelShape&, DType, jit::Pass, Target,
+                                             const jit::Tuning&) {
+  return {};
+}
+
+}  // namespace
+
+namespace templates {
+const jit::Op logp_op{
+    "logp",       k_constants,       check_logp,       specialize,  launch_logp,
+    logp_entries, logp_shared_bytes, generic_variants, no_variants,
+};
+}  // namespace templates
+
+}  // namespace rlk

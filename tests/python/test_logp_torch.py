@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""logp under autograd, and its backward in place."""
+
+import itertools
+
+import pytest
+from logits import Exact, Logits, draw
+from reference import assert_within, same_bits
+
+torch = pytest.importorskip("torch")
+
+import rlk  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("generic")]
+
+OPTIONS = {"softcap": 1.5, "logit_scale": 0.75, "temperature": 0.7}
+
+
+def tensors(dtype="float32", lead=(3, 4), vocab=310) -> Logits:
+    p = draw(lead, vocab)
+    logits = torch.from_numpy(p.logits).to(getattr(torch, dtype))
+    return Logits(logits, torch.from_numpy(p.target), torch.from_numpy(p.upstream))
+
+
+def run(p: Logits, in_place: bool, **options):
+    """The gradient through logits that an operation made."""
+    leaf = p.logits.clone().requires_grad_()
+    made = leaf * 1
+    found = rlk.jit.logp(made, p.target, inplace_backward=in_place, **options)
+    return leaf, made, found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["plain", "options"])
+@pytest.mark.parametrize(
+    "used", [u for k in (1, 2, 3) for u in itertools.combinations(range(3), k)], ids=str
+)
+def test_gradients_of_any_outputs(used, options, dtype):
+    p = tensors(dtype)
+    grads = [p.upstream + i if i in used else torch.zeros(3, 4) for i in range(3)]
+    exact = Exact(p, **options)
+    for in_place in (False, True):
+        leaf, _, found = run(p, in_place, **options, return_entropy=True, return_lse=True)
+        assert isinstance(found, rlk.jit.LogpResult)
+        for name, bounded in exact.outputs().items():
+            assert_within(getattr(found, name), bounded, name)
+        sum((found[i] * grads[i]).sum() for i in used).backward()
+        assert leaf.grad.dtype == p.logits.dtype
+        assert_within(leaf.grad, exact.gradient(*grads), "gradient")
+
+
+def test_in_place_takes_no_memory_of_its_own():
+    p = tensors()
+    plain, _, out = run(p, False)
+    (out * p.upstream).sum().backward()
+    leaf, made, found = run(p, True)
+    given = []
+    made.register_hook(lambda grad: given.append(grad.data_ptr()))
+    (found * p.upstream).sum().backward()
+    assert given == [made.data_ptr()]
+    assert same_bits(leaf.grad, plain.grad)
+    assert same_bits(made.detach(), plain.grad)
+
+
+def test_in_place_with_strides_and_inactive_rows():
+    p = tensors()
+    mask = torch.arange(12).reshape(3, 4) % 3 != 1
+    plain, _, out = run(p, False, mask=mask)
+    (out * p.upstream).sum().backward()
+    leaf = p.logits.clone().requires_grad_()
+    made = leaf.transpose(0, 2).contiguous().transpose(0, 2)
+    assert made.stride(-1) != 1
+    found = rlk.jit.logp(made, p.target, mask=mask, inplace_backward=True)
+    (found * p.upstream).sum().backward()
+    assert same_bits(leaf.grad, plain.grad)
+    assert not leaf.grad[~mask].any()
+
+
+def test_in_place_is_refused_where_it_would_be_wrong():
+    p = tensors()
+    leaf = p.logits.clone().requires_grad_()
+    with pytest.raises(rlk.InvalidArgument, match=r"^logp: inplace_backward: .*got a leaf"):
+        rlk.jit.logp(leaf, p.target, inplace_backward=True)
+    shared = (leaf[:1] * 1).expand(3, 4, 310)
+    with pytest.raises(rlk.InvalidArgument, match=r"^logp: inplace_backward: .*share no memory"):
+        rlk.jit.logp(shared, p.target, inplace_backward=True)
+    # The logits are gone after one backward.
+    _, _, found = run(p, True)
+    found.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.sum().backward()
+    # So they are for another node that saved them.
+    _, made, found = run(p, True)
+    other = made.sum() * 0 + (made * made).sum()
+    first = torch.autograd.grad(found.sum(), made, retain_graph=True)
+    assert len(first) == 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        other.backward()
+    leaf, _, found = run(p, True)
+    with pytest.raises(rlk.Unsupported, match=r"^logp: inplace_backward: .*create_graph"):
+        torch.autograd.grad(found.sum(), leaf, create_graph=True)
+    # Without a gradient nothing is written.
+    kept = p.logits.clone()
+    rlk.jit.logp(p.logits, p.target, inplace_backward=True)
+    assert torch.equal(kept, p.logits)
+
+
+def test_a_change_between_the_passes_is_found():
+    p = tensors()
+    _, made, found = run(p, False)
+    with torch.no_grad():
+        made.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.sum().backward()
+
+
+def test_twice_through_one_graph():
+    p = tensors()
+    leaf, _, found = run(p, False)
+    found.sum().backward(retain_graph=True)
+    first = leaf.grad.clone()
+    leaf.grad = None
+    found.sum().backward()
+    assert same_bits(first, leaf.grad)
+
+
+def test_no_second_derivative():
+    p = tensors()
+    leaf, _, found = run(p, False)
+    (grad,) = torch.autograd.grad(found.sum(), leaf, create_graph=True)
+    with pytest.raises(rlk.Unsupported, match=r"^logp: backward: expected one derivative"):
+        grad.sum().backward()
+
+
+def test_what_needs_no_gradient():
+    p = tensors()
+    assert not rlk.jit.logp(p.logits, p.target).requires_grad
+    for name in ("temperature", "softcap", "logit_scale"):
+        value = torch.tensor(2.0, requires_grad=True)
+        with pytest.raises(rlk.InvalidArgument, match=f"^logp: {name}: .*needs no gradient"):
+            rlk.jit.logp(p.logits, p.target, **{name: value})
+    heat = torch.ones(3, 4, requires_grad=True)
+    with pytest.raises(rlk.InvalidArgument, match=r"^logp: logits: expected a torch tensor"):
+        rlk.jit.logp(p.logits.numpy(), p.target.numpy(), temperature=heat)
+
+
+def test_shifted_targets():
+    """prime-rl #1525: position t predicts token t + 1."""
+    p = tensors(lead=(3, 5))
+    ids = p.target
+    found = rlk.jit.logp(p.logits[:, :-1], ids[:, 1:])
+    want = p.logits[:, :-1].double().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-5)
