@@ -23,8 +23,8 @@ _LOGITS_GRAD = {"rtol", "logits_upstream_atol", "logits_rtol"} | _STORE
 COEFFICIENTS: Mapping[str, frozenset[str]] = {
     name: frozenset(keys)
     for name, keys in {
-        "logprob": {"atol", "rtol"},
-        "logprob_grad": {"upstream_atol", "rtol", "row_sum_upstream_atol"} | _STORE,
+        "logprob": {"atol", "rtol", "option_constant", "chain_unit"},
+        "logprob_grad": {"upstream_atol", "rtol", "row_sum_upstream_atol", "slope_atol"} | _STORE,
         "linear_logprob": {"atol", "rtol", "benchmark_atol", "option_constant"} | _CHAIN,
         "linear_logprob_grad": {"factor_rtol", "probability_floor", "slope_atol"} | _STORE | _CHAIN,
         "ratio": {"rtol", "logits_rtol"},

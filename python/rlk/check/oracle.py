@@ -71,10 +71,43 @@ class LinearRows:
                 raw = np.tanh(inside) * self.softcap
             yield Block(columns, raw / heat, sizes / heat, inside)
 
-    def hits(self, columns: slice) -> tuple[Array, Array]:
-        """(row, column in the block) of each target that is in these columns."""
-        here = (self.target >= columns.start) & (self.target < columns.stop)
-        return np.flatnonzero(here), self.target[here] - columns.start
+    @property
+    def depth(self) -> int:
+        """Terms of a logit's sum."""
+        return int(self.hidden.shape[1])
+
+
+@dataclass(frozen=True)
+class LogitRows:
+    """Logits' active rows in float64: logits [N, V], the rest as LinearRows."""
+
+    logits: Array
+    target: Array
+    temperature: Array
+    softcap: float | None = None
+    logit_scale: float = 1.0
+    depth: int = 0
+
+    @property
+    def has_options(self) -> bool:
+        is_scaled = self.logit_scale != 1.0 or bool((self.temperature != 1.0).any())
+        return is_scaled or self.softcap is not None
+
+    def blocks(self) -> Iterator[Block]:
+        """The logits as one block."""
+        heat = self.temperature[:, None]
+        raw, inside = self.logits * self.logit_scale, None
+        sizes = np.abs(raw)
+        if self.softcap is not None:
+            inside = raw / self.softcap
+            raw = np.tanh(inside) * self.softcap
+        yield Block(slice(0, self.logits.shape[1]), raw / heat, sizes / heat, inside)
+
+
+def hits(target: Array, columns: slice) -> tuple[Array, Array]:
+    """(row, column in the block) of each target that is in these columns."""
+    here = (target >= columns.start) & (target < columns.stop)
+    return np.flatnonzero(here), target[here] - columns.start
 
 
 @dataclass(frozen=True)
@@ -94,17 +127,19 @@ class LinearLogprob:
 
 
 def linear_logprob(
-    rows: LinearRows, c: Mapping[str, float], with_entropy: bool = False
+    rows: LinearRows | LogitRows, c: Mapping[str, float], with_entropy: bool = False
 ) -> LinearLogprob:
     """log p of the targets, log-sum-exp and entropy (0 where it is not asked for), with the
-    coefficients of class linear_logprob.
+    coefficients of class linear_logprob, or logprob for logits.
 
     B = atol + rtol * |value| + (chain_slope * D + chain_constant) * chain_unit * max a_v, the max
     over the finite logits; options add option_constant. The last term of the entropy's bound is
     times sum p |log p + H|, which is how far an error of the logits reaches.
     """
-    num_rows, depth = rows.hidden.shape
-    rtol = chain(c, depth) + (c["option_constant"] * c["chain_unit"] if rows.has_options else 0.0)
+    num_rows = rows.target.shape[0]
+    rtol = (chain(c, rows.depth) if rows.depth else 0.0) + (
+        c["option_constant"] * c["chain_unit"] if rows.has_options else 0.0
+    )
     maximum = np.full(num_rows, -np.inf)
     largest, chosen = np.zeros(num_rows), np.zeros(num_rows)
     total, entropy, reach = np.zeros(num_rows), np.zeros(num_rows), np.zeros(num_rows)
@@ -118,7 +153,7 @@ def linear_logprob(
             maximum = np.maximum(maximum, block.logits.max(axis=1))
             finite = np.isfinite(block.logits) & np.isfinite(block.sizes)
             largest = np.maximum(largest, np.where(finite, block.sizes, 0.0).max(axis=1))
-            hit = rows.hits(block.columns)
+            hit = hits(rows.target, block.columns)
             chosen[hit[0]] = block.logits[hit]
         for block in rows.blocks():
             total += np.exp(block.logits - _finite_base(maximum)).sum(axis=1)
@@ -166,36 +201,14 @@ def linear_logprob_gradients(
     """
     num_rows, depth = rows.hidden.shape
     vocab = rows.weight.shape[0]
-    factor = rows.logit_scale / rows.temperature
-    g, g_entropy, g_lse = (
-        (upstream[name] * factor if name in upstream else np.zeros(num_rows))[:, None]
-        for name in ("logp", "entropy", "lse")
-    )
+    g, g_entropy, g_lse = _raw_upstream(rows, upstream)
     hidden, hidden_error = np.zeros((num_rows, depth)), np.zeros((num_rows, depth))
     weight, weight_error = np.zeros((vocab, depth)), np.zeros((vocab, depth))
     bias, bias_error = np.zeros(vocab), np.zeros(vocab)
     magnitude = np.abs(rows.hidden)
-    off = (forward.bound + forward.entropy_rounding)[:, None]
     with np.errstate(all="ignore"):
         for block in rows.blocks():
-            logs = block.logits - forward.maximum[:, None] - forward.log_sum[:, None]
-            p = np.exp(logs)
-            away = np.where(logs == -np.inf, 0.0, logs + forward.entropy[:, None])
-            dz = p * (g_lse - g - g_entropy * away)
-            hit = rows.hits(block.columns)
-            # A target at -inf has p = 0 and no gradient in its own column.
-            dz[hit] += np.where(block.logits[hit] == -np.inf, 0.0, g[hit[0], 0])
-            parts = np.abs(g) + np.abs(g_lse) + np.abs(g_entropy) * (np.abs(away) + 2)
-            rounding = parts * c["probability_floor"]
-            if block.inside is None:
-                rounding += parts * p * off
-            else:
-                slope = np.cosh(np.clip(block.inside, -350.0, 350.0)) ** -2.0
-                rounding += parts * slope * p * off + c["slope_atol"] * np.abs(dz)
-                dz = dz * slope
-                sizes = block.sizes * rows.temperature[:, None] / rows.softcap
-                error = 2 * np.abs(np.tanh(block.inside)) * forward.logit_rtol * sizes
-                rounding += np.where(np.isfinite(sizes), error * np.abs(dz), 0.0)
+            dz, rounding = _logit_gradients(rows, block, (g, g_entropy, g_lse), forward, c)
             size = np.abs(dz)
             rounding += c["factor_rtol"] * size
             over_vocab = rounding + chain(c, vocab) * size
@@ -216,6 +229,64 @@ def linear_logprob_gradients(
         )
         for name, s in store.items()
     }
+
+
+def _logit_gradients(
+    rows: LinearRows | LogitRows,
+    block: Block,
+    upstream: tuple[Array, Array, Array],
+    forward: LinearLogprob,
+    c: Mapping[str, float],
+) -> tuple[Array, Array]:
+    """dZ of a block and how far its factors may be off; upstream is that of the raw logits."""
+    g, g_entropy, g_lse = upstream
+    off = (forward.bound + forward.entropy_rounding)[:, None]
+    logs = block.logits - forward.maximum[:, None] - forward.log_sum[:, None]
+    p = np.exp(logs)
+    away = np.where(logs == -np.inf, 0.0, logs + forward.entropy[:, None])
+    dz = p * (g_lse - g - g_entropy * away)
+    hit = hits(rows.target, block.columns)
+    # A target at -inf has p = 0 and no gradient in its own column.
+    dz[hit] += np.where(block.logits[hit] == -np.inf, 0.0, g[hit[0], 0])
+    parts = np.abs(g) + np.abs(g_lse) + np.abs(g_entropy) * (np.abs(away) + 2)
+    rounding = parts * c.get("probability_floor", c.get("upstream_atol", 0.0))
+    if block.inside is None:
+        rounding += parts * p * off
+    else:
+        slope = np.cosh(np.clip(block.inside, -350.0, 350.0)) ** -2.0
+        rounding += parts * slope * p * off + c["slope_atol"] * np.abs(dz)
+        dz = dz * slope
+        sizes = block.sizes * rows.temperature[:, None] / rows.softcap
+        error = 2 * np.abs(np.tanh(block.inside)) * forward.logit_rtol * sizes
+        rounding += np.where(np.isfinite(sizes), error * np.abs(dz), 0.0)
+    return dz, rounding
+
+
+def logit_gradient(
+    rows: LogitRows, upstream: Mapping[str, Array], forward: LinearLogprob, c: Mapping[str, float]
+) -> Bounded:
+    """Gradient of the logits [N, V], with the coefficients of class logprob_grad.
+
+    |error| <= (rtol + store_rtol) * |x| + store_atol + G * (slope * p * B + upstream_atol), with
+    G, B and what a softcap adds as in linear_logprob_gradients.
+    """
+    g = _raw_upstream(rows, upstream)
+    (block,) = rows.blocks()
+    with np.errstate(all="ignore"):
+        dz, rounding = _logit_gradients(rows, block, g, forward, c)
+    return Bounded(dz, rounding + (c["rtol"] + c["store_rtol"]) * np.abs(dz) + c["store_atol"])
+
+
+def _raw_upstream(
+    rows: LinearRows | LogitRows, upstream: Mapping[str, Array]
+) -> tuple[Array, Array, Array]:
+    """Upstream gradients of logp, entropy and lse as those of the raw logits, 0 where absent."""
+    factor = rows.logit_scale / rows.temperature
+    g, g_entropy, g_lse = (
+        (upstream[name] * factor if name in upstream else np.zeros(rows.target.shape[0]))[:, None]
+        for name in ("logp", "entropy", "lse")
+    )
+    return g, g_entropy, g_lse
 
 
 def _finite_base(maximum: Array) -> Array:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,8 @@ def rlk_candidate(
         raise Misuse(f"op: expected one that rlk.jit has, got {spec.name}")
     # torch tensors go through autograd, as users' do.
     backward = getattr(jit, spec.name + "_backward", None) if arrays.name == "numpy" else None
+    if backward is not None and len(spec.differentiable) == 1:
+        backward = _as_tuple(backward)
 
     def describe(arguments: Mapping[str, Any]) -> Mapping[str, str]:
         explained = _explain(jit, spec)(**arguments)
@@ -66,6 +68,15 @@ def rlk_candidate(
         raise Misuse(f"target: expected one of the device {device}, got {target}")
     made.target = runs
     return made
+
+
+def _as_tuple(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """An op's backward that gives its one gradient alone, in the form of the others."""
+
+    def call(*arguments: Any, needs: tuple[str, ...], **options: Any) -> tuple[Any, ...]:
+        return (backward(*arguments, **options),)
+
+    return call
 
 
 def _explain(jit: Any, spec: OpSpec) -> Any:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from ..spec import OpSpec
 from .group_advantages import GroupAdvantages
 from .linear_logp import LinearLogp
+from .logp import Logp
 from .ppo_loss import PpoLoss
 
 SPECS: dict[str, OpSpec] = {
-    spec.name: spec for spec in (LinearLogp(), PpoLoss(), GroupAdvantages())
+    spec.name: spec for spec in (LinearLogp(), Logp(), PpoLoss(), GroupAdvantages())
 }

@@ -11,7 +11,7 @@ import numpy as np
 from .. import rules
 from ..case import Case, Inputs, flat_rows
 from ..contract import Contract
-from ..oracle import Bounded, LinearRows, linear_logprob, linear_logprob_gradients
+from ..oracle import Bounded, LinearLogprob, LinearRows, linear_logprob, linear_logprob_gradients
 from ..spec import Adapter, Expected, Liveness, OpSpec, Rejected
 from ..stored import Stored, decode, of, of_raw
 from . import linear_logp_inputs as draw
@@ -40,7 +40,9 @@ class LinearLogp(OpSpec):
     outputs = ("logp", "entropy", "lse")
     output_options = frozenset({"return_entropy", "return_lse"})
     grad_arguments = {"logp": "grad_output", "entropy": "grad_entropy", "lse": "grad_lse"}
-    differentiable = ("hidden", "weight", "bias")
+    row_inputs: tuple[str, ...] = ROW_INPUTS
+    defaults: Mapping[str, Any] = DEFAULTS
+    differentiable: tuple[str, ...] = ("hidden", "weight", "bias")
     axes = {
         "logp": (),
         "entropy": (),
@@ -70,7 +72,7 @@ class LinearLogp(OpSpec):
         return ({},) if draw.needs_bias(kind) else ({}, {"bias": "none"})
 
     def build(self, case: Case) -> Inputs:
-        return draw.build(case, ROW_INPUTS)
+        return draw.build(case, self.row_inputs)
 
     def outputs_of(self, inputs: Inputs) -> tuple[str, ...]:
         asked = {"entropy": inputs["return_entropy"], "lse": inputs["return_lse"]}
@@ -98,20 +100,27 @@ class LinearLogp(OpSpec):
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
         def is_default(name: str, value: Any) -> bool:
-            return name in DEFAULTS and not isinstance(value, Stored) and value == DEFAULTS[name]
+            defaults = self.defaults
+            return name in defaults and not isinstance(value, Stored) and value == defaults[name]
 
         return {k: v for k, v in inputs.values.items() if not is_default(k, v)}
+
+    def oracle(
+        self, case: Case, inputs: Inputs, active: np.ndarray, c: Mapping[str, float]
+    ) -> tuple[Any, LinearLogprob]:
+        """The active rows and their exact outputs."""
+        rows = linear_rows(inputs, active)
+        return rows, linear_logprob(rows, c, "entropy" in self.outputs_of(inputs))
 
     def expected(
         self, case: Case, inputs: Inputs, contract: Contract, arch: str | None
     ) -> Expected:
         c = contract.coefficients(self.op_class, case.dtype, arch)
         active = self.active(inputs)
-        rows = linear_rows(inputs, active)
         names = self.outputs_of(inputs)
-        forward = linear_logprob(rows, c, "entropy" in names)
+        rows, forward = self.oracle(case, inputs, active, c)
         bound = forward.bound
-        if case.kind == "benchmark":
+        if case.kind == "benchmark" and "benchmark_atol" in c:
             bound = np.minimum(bound, c["benchmark_atol"])
         exact = {
             "logp": Bounded(forward.logp, bound),
@@ -120,7 +129,7 @@ class LinearLogp(OpSpec):
         }
 
         def spread(rows: np.ndarray) -> np.ndarray:
-            return _spread(rows, active).reshape(inputs.lead)
+            return spread_rows(rows, active).reshape(inputs.lead)
 
         found = {n: Bounded(spread(exact[n].value), spread(exact[n].bound)) for n in names}
         return Expected(found, (rows, forward, active))
@@ -146,7 +155,7 @@ class LinearLogp(OpSpec):
         exact = linear_logprob_gradients(rows, g, logprob, c, store)
         shape = inputs["hidden"].shape
         hidden = exact["hidden"]
-        spread = (_spread(part, active).reshape(shape) for part in (hidden.value, hidden.bound))
+        spread = (spread_rows(part, active).reshape(shape) for part in (hidden.value, hidden.bound))
         exact["hidden"] = Bounded(*spread)
         return {name: exact[name] for name in needs}
 
@@ -156,12 +165,12 @@ class LinearLogp(OpSpec):
         padding = np.ones(before + rows + after, bool)
         padding[before : before + rows] = False
         mask = self.active(padded) & ~padding
-        return draw.with_garbage(padded.but(mask=of(mask, "bool")), padding, ROW_INPUTS)
+        return draw.with_garbage(padded.but(mask=of(mask, "bool")), padding, self.row_inputs)
 
     def scrambled(self, inputs: Inputs, rng: np.random.Generator) -> Inputs:
         active = self.active(inputs)
         masked = inputs.rows(np.arange(inputs.num_rows)).but(mask=of(active, "bool"))
-        return draw.with_garbage(masked, ~active, ROW_INPUTS, rng)
+        return draw.with_garbage(masked, ~active, self.row_inputs, rng)
 
     def without_skipping(self, inputs: Inputs) -> Inputs:
         dense = inputs.rows(np.flatnonzero(self.active(inputs)))
@@ -185,7 +194,7 @@ class LinearLogp(OpSpec):
         half = np.arange(rows) % 2 == 0
         first = int(flat_rows(base["target"], len(base.lead))[0])
         changed = {
-            "bias": base.but(bias=of(ramp, case.dtype)),
+            **({"bias": base.but(bias=of(ramp, case.dtype))} if "bias" in self.options else {}),
             "temperature": base.but(temperature=0.5),
             "softcap": base.but(softcap=1.0),
             "logit_scale": base.but(logit_scale=0.5),
@@ -250,7 +259,7 @@ def linear_rows(inputs: Inputs, active: np.ndarray) -> LinearRows:
     )
 
 
-def _spread(rows: np.ndarray, active: np.ndarray) -> np.ndarray:
+def spread_rows(rows: np.ndarray, active: np.ndarray) -> np.ndarray:
     """Values of active rows at their place, exact zero in the inactive ones."""
     full = np.zeros((len(active), *rows.shape[1:]))
     full[active] = rows
@@ -281,7 +290,9 @@ def torch_linear_logp(
     if ignore_index is not None:
         active &= target != ignore_index
     active = active.reshape(-1)
-    logits = F.linear(hidden.reshape(-1, hidden.shape[-1])[active], weight)
+    logits = hidden.reshape(-1, hidden.shape[-1])[active]
+    if weight is not None:
+        logits = F.linear(logits, weight)
     if bias is not None:
         logits = logits + bias
     if logit_scale != 1.0:

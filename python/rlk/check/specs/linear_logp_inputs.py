@@ -114,7 +114,10 @@ OPTION_VALUES: Mapping[str, Callable[[str], Any]] = {
 def build(case: Case, row_inputs: tuple[str, ...]) -> Inputs:
     """Draws the inputs of a case."""
     values = _floats(case)
-    values |= _rows(case, values["bias"])
+    bias = values["bias"]
+    if "logits" in row_inputs:
+        values = {"logits": _logits(case, values)}
+    values |= _rows(case, bias)
     garbage = case.kind == "garbage" and case.lead != ()
     stored: dict[str, Any] = {
         "softcap": case.options.get("softcap"),
@@ -181,7 +184,7 @@ def _junk(
     if inputs["mask"] is None or inputs["mask"].raw()[place] != 0:
         return np.asarray(inputs["target"].raw()[place])  # inactive by its id alone: keep it
     limits = np.iinfo(dtype)
-    vocab = inputs["weight"].shape[0]
+    vocab = inputs["logits"].shape[-1] if "logits" in inputs.values else inputs["weight"].shape[0]
     ids = [limits.max, limits.min, min(vocab, limits.max), limits.max // 2]
     return np.asarray(rng.choice(np.array(ids, dtype)))
 
@@ -199,7 +202,7 @@ def _active(inputs: Inputs) -> np.ndarray:
 def _floats(case: Case) -> dict[str, Any]:
     """hidden [*, D], weight [V, D], bias [V] or None, before rounding."""
     rng = case.rng("floats")
-    vocab, depth = case.sizes["vocab"], case.sizes["hidden"]
+    vocab, depth = case.sizes["vocab"], case.sizes.get("hidden", 16)
     deviation = 1.0 + case.seed % 4
     hidden = rng.normal(size=(*case.lead, depth))
     weight = rng.normal(size=(vocab, depth)) * deviation / np.sqrt(depth)
@@ -234,6 +237,16 @@ def _floats(case: Case) -> dict[str, Any]:
     if case.layout == "expanded" and _layout(case, "hidden") == "expanded":
         hidden[:] = hidden[:1]
     return {"hidden": hidden, "weight": weight, "bias": bias}
+
+
+def _logits(case: Case, values: Mapping[str, Any]) -> np.ndarray:
+    """[*, V], of a head's values."""
+    logits: np.ndarray = values["hidden"] @ values["weight"].T
+    if values["bias"] is not None:
+        logits = logits + values["bias"]
+    if case.kind == "nan_row":
+        logits = np.where(np.isnan(logits) & (np.arange(logits.shape[-1]) > 0), 0.5, logits)
+    return logits
 
 
 def needs_bias(kind: str) -> bool:
@@ -284,7 +297,7 @@ def _layout(case: Case, name: str) -> str:
         return case.layout
     if name == "bias":
         return "contiguous" if case.kind.startswith("neg_inf") else "expanded"
-    if name == "hidden" and (len(case.lead) < 2 or case.kind in ("nan_row", "garbage")):
+    if name in ("hidden", "logits") and (len(case.lead) < 2 or case.kind in ("nan_row", "garbage")):
         # Rows all alike make every rounding of dW's sum the same: the bound is for random ones.
         return "contiguous"
-    return "expanded" if name in ("hidden", "temperature") else "contiguous"
+    return "expanded" if name in ("hidden", "logits", "temperature") else "contiguous"
