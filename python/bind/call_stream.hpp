@@ -22,7 +22,6 @@ void* bind_stream(py::handle object, const TensorArgument& first, const char* op
 TensorArgument bind_argument(py::handle object, const char* argument, const jit::OpCall& call);
 
 // Runs the call without the GIL; its results are `outputs`.
-void run_call(jit::OpCall& call, const Framework& framework,
-              std::span<const Output> outputs);
+void run_call(jit::OpCall& call, const Framework& framework, std::span<const Output> outputs);
 
 }  // namespace rlk::bind
