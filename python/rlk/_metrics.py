@@ -68,12 +68,20 @@ def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
         (loss, metrics), the loss float32 of 0 dimensions.
 
     Raises:
-        rlk.InvalidArgument: no parts.
+        rlk.InvalidArgument: no parts, or what is no `Metrics`.
 
     Example:
         >>> loss, metrics = rlk.losses.combine([first.metrics, second.metrics])
     """
-    found = list(parts)
+    # A Metrics is a tuple itself.
+    found = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, Metrics) else parts
+    if not isinstance(found, list):
+        got = type(parts).__name__
+        raise InvalidArgument(f"combine: parts: expected an iterable of Metrics, got {got}")
+    for part in found:
+        if not isinstance(part, Metrics):
+            got = type(part).__name__
+            raise InvalidArgument(f"combine: parts: expected Metrics, got {got} among them")
     if not found:
         raise InvalidArgument("combine: parts: expected at least one Metrics, got none")
     xp = _arrays(found[0].exact)
@@ -156,6 +164,11 @@ def _add(xp: Any, exact: Tensor) -> Tensor:
 def _values(xp: Any, exact: Tensor) -> Tensor:
     """The sums as float32 [rows], rounded as the kernels round them."""
     high, low = exact[..., 0], exact[..., 1]
+    marked = high == MARK
+    # A negative sum without its sign: else the words of a small one all but cancel, rounded.
+    negative = (high < 0) & ~marked
+    low = xp.where(negative, -low, low)
+    high = xp.where(negative, ~high + (low == 0), high)
     # An unsigned word as a double: the halves' sum is rounded once, as the conversion is.
     unsigned = _double(xp, (low >> 32) & ((1 << 32) - 1)) * 2.0**32 + _double(
         xp, low & ((1 << 32) - 1)
@@ -163,7 +176,7 @@ def _values(xp: Any, exact: Tensor) -> Tensor:
     units = xp.full_like(unsigned, 2.0**-40)
     units[:TERM_SUMS] = 2.0**-72
     sums = (_double(xp, high) * 2.0**64 + unsigned) * units
-    marked = high == MARK
+    sums = xp.where(negative, -sums, sums)
     nan = ((low & 1) > 0) | ((low & 6) == 6)
     infinity = xp.where(
         (low & 2) > 0, _like(xp, sums, float("inf")), _like(xp, sums, -float("inf"))

@@ -197,3 +197,23 @@ def test_large_terms(size):
     want = FLOAT(size) if size < 2.0**54 else np.inf
     assert got.loss == want
     assert Batch(zero, zero, -a).loss(loss_reduction="token_sum").loss == -want
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("size", [1e-18, 1e-16, 3e-13, 1e-7, 1.0])
+def test_a_small_sum_keeps_its_bits_whatever_its_sign(sign, size):
+    """Of one term each: the loss, sums of metrics and combine, NumPy and torch."""
+    size = FLOAT(sign * size)
+    zero = np.zeros((1, 1), FLOAT)
+    loss, metrics = rlk.jit.ppo_loss(zero, zero, zero - size, loss_reduction="token_sum")
+    unit = 2.0**-72
+    want = FLOAT(np.rint(np.float64(size) / unit) * unit)
+    assert same(loss, want)
+    assert same(metrics.policy_loss, want)
+    assert same(rlk.losses.combine([metrics])[0], want)
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    part = metrics._make(torch.as_tensor(np.asarray(x)) for x in metrics)
+    assert same(rlk.losses.combine([part])[0], want)
+    ratio = rlk.jit.ppo_loss(zero, zero + size, zero).metrics.approx_kl_sum
+    unit = 2.0**-40
+    assert same(ratio, FLOAT(np.rint(np.float64(size) / unit) * unit + 0.0))

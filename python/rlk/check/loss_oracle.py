@@ -319,7 +319,8 @@ def _correction(
 def _kl(o: Mapping[str, Any], e: Array) -> tuple[Array, Array, Array]:
     """Value, derivative with respect to the policy's log-prob, and near ties."""
     bound, most = o["kl_clamp"], o["kl_output_clamp"]
-    inside = np.abs(e) <= bound
+    is_k3 = o["kl_estimator"] == "k3"
+    inside = (np.abs(e) <= bound) | (not is_k3)  # the clamp of e is of k3 alone
     clamped = np.clip(e, -bound, bound)
     terms: dict[str, tuple[Array, Array]] = {
         "k1": (-e, np.ones_like(e)),
@@ -329,7 +330,7 @@ def _kl(o: Mapping[str, Any], e: Array) -> tuple[Array, Array, Array]:
     }
     value, slope = terms[o["kl_estimator"]]
     cut = np.abs(value) > most
-    ties = _near(np.abs(e), bound) | _near(np.abs(value), most)
+    ties = (_near(np.abs(e), bound) & is_k3) | _near(np.abs(value), most)
     value = np.clip(value, -most, most)
     if o["kl_gradient"] == "pathwise":
         return value, np.where(cut, 0.0, slope), ties

@@ -57,6 +57,8 @@ RLK_INLINE ExactSum exact_large(float x, int bits_of_unit) {
   return {low, static_cast<long long>(high), 0};
 }
 
+// The sum in fp32. A negative one is converted without its sign: else the words of a small one all
+// but cancel, rounded.
 RLK_INLINE float exact_value(const ExactSum& sum, int bits_of_unit) {
   const bool inf = (sum.special & ExactSum::kInf) != 0;
   const bool minus_inf = (sum.special & ExactSum::kMinusInf) != 0;
@@ -65,8 +67,13 @@ RLK_INLINE float exact_value(const ExactSum& sum, int bits_of_unit) {
   if (inf) return __builtin_bit_cast(float, 0x7f800000u);
   if (minus_inf) return __builtin_bit_cast(float, 0xff800000u);
   const double unit = bits_of_unit == kTermBits ? 0x1p-72 : 0x1p-40;
-  return static_cast<float>(
-      (static_cast<double>(sum.high) * 0x1p64 + static_cast<double>(sum.low)) * unit);
+  const bool negative = sum.high < 0;
+  const auto sign = negative ? ~0ull : 0ull;
+  const unsigned long long low = (sum.low ^ sign) - sign;
+  const unsigned long long high =
+      (static_cast<unsigned long long>(sum.high) ^ sign) + (negative && low == 0 ? 1u : 0u);
+  const double value = static_cast<double>(high) * 0x1p64 + static_cast<double>(low);
+  return static_cast<float>((negative ? -value : value) * unit);
 }
 
 // As metrics carry it: two words, the higher first. 2^127 below 0 is no sum: it marks the flags.

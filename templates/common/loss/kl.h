@@ -22,7 +22,7 @@ struct KlTerm {
 RLK_INLINE KlTerm kl_term(const LossChoices& c, const LossValues& v, VecF e) {
   const VecF zero = splat(0.0f);
   KlTerm k;
-  Mask clamped = (e > v.kl_clamp) | (e < -v.kl_clamp);
+  Mask clamped = zero != zero;  // by one clamp or the other
   if (c.kl == kKl1) {
     k = {-e, splat(1.0f)};
   } else if (c.kl == kKlAbs) {
@@ -30,6 +30,7 @@ RLK_INLINE KlTerm kl_term(const LossChoices& c, const LossValues& v, VecF e) {
   } else if (c.kl == kKl2) {
     k = {0.5f * e * e, -e};
   } else {
+    clamped = (e > v.kl_clamp) | (e < -v.kl_clamp);
     const Exponential x = exponential(clamp(e, -v.kl_clamp, v.kl_clamp));
     k = {x.k3, select(clamped, zero, -x.expm1)};
   }

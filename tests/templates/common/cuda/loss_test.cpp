@@ -87,6 +87,31 @@ TEST(LossTest, LargeTermsAreTheirIntegers) {
   }
 }
 
+TEST(LossTest, ANegativeSumHasTheBitsOfItsOpposite) {
+  std::mt19937 random(2);
+  for (int i = 0; i < 10000; ++i) {
+    const auto value = static_cast<long long>(std::uint64_t{random()} << 31 | random()) >> (i % 62);
+    for (const int shift : {0, 32, 64}) {
+      const ExactSum sum = exact_integer(value, shift), opposite = exact_integer(-value, shift);
+      const double want = std::ldexp(static_cast<double>(value), shift - kTermBits);
+      ASSERT_EQ(exact_value(sum, kTermBits), static_cast<float>(want)) << value << " " << shift;
+      ASSERT_EQ(exact_value(opposite, kTermBits), static_cast<float>(-want));
+    }
+  }
+}
+
+// A clamp that the value does not have takes no gradient.
+TEST(LossTest, TheClampOfTheDifferenceIsOfK3Alone) {
+  LossChoices c{};
+  c.kl_gradient = kUnbiasedClamped;
+  const LossValues v{.kl_clamp = 2, .kl_output_clamp = k_inf};
+  for (const float e : {3.0f, -3.0f}) {
+    for (c.kl = kKl1; c.kl <= kKl3; ++c.kl) {
+      EXPECT_EQ(kl_term(c, v, e).grad, c.kl == kKl3 ? 0.0f : -e) << c.kl;
+    }
+  }
+}
+
 TEST(LossTest, WhatHasNoIntegerIsFlagged) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(exact_large(nan, kTermBits).special, ExactSum::kNan);
