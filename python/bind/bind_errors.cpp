@@ -15,6 +15,13 @@ void set_error(const char* class_name, const std::exception& error) {
 
 }  // namespace
 
+std::string shown(py::handle object) {
+  const auto text = py::reinterpret_steal<py::object>(PyObject_Repr(object.ptr()));
+  if (text) return text.cast<std::string>();
+  PyErr_Clear();
+  return Py_TYPE(object.ptr())->tp_name;
+}
+
 void bind_errors(py::module_& module) {
   py::register_local_exception_translator([](std::exception_ptr pending) {
     try {

@@ -58,8 +58,10 @@ Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target
 // what is not.
 py::object forward(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
                    py::handle temperature, py::handle softcap, py::handle logit_scale,
-                   py::handle mask, py::handle ignore_index, py::handle stream, bool return_entropy,
-                   bool return_lse, bool save) {
+                   py::handle mask, py::handle ignore_index, py::handle stream,
+                   py::handle entropy_flag, py::handle lse_flag, bool save) {
+  const bool return_entropy = bind_flag(entropy_flag, "linear_logp: return_entropy");
+  const bool return_lse = bind_flag(lse_flag, "linear_logp: return_lse");
   auto bound = bind_arguments(hidden, weight, target, bias, temperature, softcap, logit_scale, mask,
                               ignore_index, stream);
   LinearLogpCall& call = bound.call;
@@ -133,8 +135,11 @@ py::tuple backward(py::handle grad_output, py::handle grad_entropy, py::handle g
 // The backward of a call with return_entropy or return_lse is that of all its outputs.
 py::tuple explain(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
                   py::handle temperature, py::handle softcap, py::handle logit_scale,
-                  py::handle mask, py::handle ignore_index, py::handle stream, bool return_entropy,
-                  bool return_lse, bool backward) {
+                  py::handle mask, py::handle ignore_index, py::handle stream,
+                  py::handle entropy_flag, py::handle lse_flag, py::handle backward_flag) {
+  const bool return_entropy = bind_flag(entropy_flag, "linear_logp: return_entropy");
+  const bool return_lse = bind_flag(lse_flag, "linear_logp: return_lse");
+  const bool backward = bind_flag(backward_flag, "linear_logp: backward");
   auto bound = bind_arguments(hidden, weight, target, bias, temperature, softcap, logit_scale, mask,
                               ignore_index, stream);
   LinearLogpCall& call = bound.call;

@@ -50,8 +50,11 @@ Arguments bind_arguments(py::handle logits, const LogpOptions& options, py::hand
 // what is not.
 py::object forward(py::handle logits, py::handle target, py::handle temperature, py::handle softcap,
                    py::handle logit_scale, py::handle mask, py::handle ignore_index,
-                   py::handle stream, bool return_entropy, bool return_lse, bool save,
-                   bool in_place) {
+                   py::handle stream, py::handle entropy_flag, py::handle lse_flag, bool save,
+                   py::handle in_place_flag) {
+  const bool return_entropy = bind_flag(entropy_flag, "logp: return_entropy");
+  const bool return_lse = bind_flag(lse_flag, "logp: return_lse");
+  const bool in_place = bind_flag(in_place_flag, "logp: inplace_backward");
   auto bound = bind_arguments(
       logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream, in_place);
   LogpCall& call = bound.call;
@@ -80,7 +83,8 @@ py::object backward(py::handle grad_output, py::handle grad_entropy, py::handle 
                     py::handle logits, py::handle target, py::handle temperature,
                     py::handle softcap, py::handle logit_scale, py::handle mask,
                     py::handle ignore_index, py::handle stream, py::handle row_max,
-                    py::handle row_log_sum, py::handle entropy, bool in_place) {
+                    py::handle row_log_sum, py::handle entropy, py::handle in_place_flag) {
+  const bool in_place = bind_flag(in_place_flag, "logp: inplace_backward");
   auto bound = bind_arguments(
       logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream, in_place);
   LogpCall& call = bound.call;
@@ -121,7 +125,11 @@ py::object backward(py::handle grad_output, py::handle grad_entropy, py::handle 
 // The backward of a call with return_entropy or return_lse is that of all its outputs.
 py::tuple explain(py::handle logits, py::handle target, py::handle temperature, py::handle softcap,
                   py::handle logit_scale, py::handle mask, py::handle ignore_index,
-                  py::handle stream, bool return_entropy, bool return_lse, bool backward) {
+                  py::handle stream, py::handle entropy_flag, py::handle lse_flag,
+                  py::handle backward_flag) {
+  const bool return_entropy = bind_flag(entropy_flag, "logp: return_entropy");
+  const bool return_lse = bind_flag(lse_flag, "logp: return_lse");
+  const bool backward = bind_flag(backward_flag, "logp: backward");
   auto bound = bind_arguments(
       logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream, false);
   LogpCall& call = bound.call;

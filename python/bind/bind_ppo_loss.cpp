@@ -73,7 +73,7 @@ void bind_count(Arguments& into, py::handle object, const char* argument, Global
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   if (count.value <= 0) {
     throw InvalidArgument("{}: expected a number above 0 or a tensor, got {}", argument,
-                          std::string(py::repr(object)));
+                          shown(object));
   }
 }
 

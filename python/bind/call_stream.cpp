@@ -4,6 +4,7 @@
 
 #include "jit/dispatcher.hpp"
 #include "python/bind/call_memory.hpp"
+#include "python/bind/module.hpp"
 #include "python/bind/without_gil.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/error.hpp"
@@ -26,7 +27,7 @@ void* bind_stream(py::handle object, const TensorArgument& first, const char* op
         "{}: stream: expected None {}, got {}", op,
         is_cuda ? "(the current stream of " + std::string(first_name) + "'s framework is used)"
                 : "for tensors of the CPU",
-        std::string(py::repr(object)));
+        shown(object));
   }
   if (has_current) {
     void* stream = nullptr;
@@ -46,7 +47,7 @@ void* bind_stream(py::handle object, const TensorArgument& first, const char* op
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   if (stream <= 0) {
     throw InvalidArgument("{}: stream: expected a CUDA stream as an int or None, got {}", op,
-                          std::string(py::repr(object)));
+                          shown(object));
   }
   return reinterpret_cast<void*>(stream);
 }

@@ -3,6 +3,7 @@
 #include "python/bind/logp_arguments.hpp"
 
 #include "python/bind/call_stream.hpp"
+#include "python/bind/module.hpp"
 #include "runtime/error.hpp"
 
 #include <string>
@@ -25,7 +26,7 @@ std::optional<std::int64_t> bind_ignore_index(py::handle object, const jit::OpCa
   if (PyErr_Occurred() != nullptr) {
     PyErr_Clear();
     throw InvalidArgument("{}: ignore_index: expected an int of 64 bits or None, got {}",
-                          call.op->name, std::string(py::repr(object)));
+                          call.op->name, shown(object));
   }
   return value;
 }
@@ -66,6 +67,12 @@ LogpArguments bind_logp_arguments(const LogpOptions& options, LogpCallBase& call
   }
   call.logit_scale = bind_number(options.logit_scale, "logit_scale", "a number", call);
   return bound;
+}
+
+bool bind_flag(py::handle object, const char* argument) {
+  py::detail::make_caster<bool> flag;
+  if (flag.load(object, /*convert=*/true)) return static_cast<bool>(flag);
+  throw InvalidArgument("{}: expected True or False, got {}", argument, shown(object));
 }
 
 void expect_given(const Tensor& tensor, const char* argument, const jit::OpCall& call) {

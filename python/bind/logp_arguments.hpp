@@ -20,6 +20,9 @@ struct LogpOptions {
 // Fills the call, whose op and stream are set. Throws InvalidArgument.
 LogpArguments bind_logp_arguments(const LogpOptions& options, LogpCallBase& call);
 
+// `argument` reads "op: argument". Throws InvalidArgument for what is no truth value.
+bool bind_flag(py::handle object, const char* argument);
+
 // Throws InvalidArgument where the call has no such tensor.
 void expect_given(const Tensor& tensor, const char* argument, const jit::OpCall& call);
 

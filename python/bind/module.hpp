@@ -4,9 +4,14 @@
 
 #include <pybind11/pybind11.h>
 
+#include <string>
+
 namespace rlk::bind {
 
 namespace py = pybind11;
+
+// A Python object in a message. An int of thousands of digits has no decimal form: its type then.
+std::string shown(py::handle object);
 
 void bind_errors(py::module_& module);
 void bind_settings(py::module_& module);

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rlk import _core
 from rlk._loss_options import Resolved, resolve
 from rlk._metrics import Metrics, make_metrics
-from rlk.errors import InvalidArgument
+from rlk.errors import InvalidArgument, check_needs
 
 Tensor = Any
 Number = int | float
@@ -171,11 +171,7 @@ def run(call: Call, stream: int | None) -> PpoLoss:
 def gradients(
     call: Call, grad_output: Tensor, stream: int | None, needs: tuple[str, ...]
 ) -> PpoLossGrads:
-    unknown = set(needs) - {"log_probs", "entropy"}
-    if unknown:
-        raise InvalidArgument(
-            f"ppo_loss: needs: expected a tuple of 'log_probs', 'entropy', got {needs!r}"
-        )
+    needs = check_needs("ppo_loss", needs, ("log_probs", "entropy"))
     has_entropy = "entropy" in needs and call.options.needs_entropy
     *_, grad, grad_entropy = forward(call, stream, "log_probs" in needs, has_entropy)
     found = [

@@ -86,4 +86,4 @@ def logp(
             "logp: inplace_backward: expected logits that an operation made, got a leaf, whose "
             "values would become its gradient"
         )
-    return _Logp.apply(logits, options, stream, return_entropy, return_lse, bool(in_place))
+    return _Logp.apply(logits, options, stream, return_entropy, return_lse, in_place)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 
 class Error(Exception):
     """Base of all errors of rlk."""
@@ -26,6 +29,17 @@ class DriverError(Error, RuntimeError):
 
 class LoadError(Error, ImportError):
     """A library, or a symbol in one, is missing."""
+
+
+def check_needs(op: str, needs: object, names: tuple[str, ...]) -> tuple[str, ...]:
+    """`needs` as a tuple, where it is an iterable of some of `names`. Raises InvalidArgument."""
+    found: list[Any] = (
+        list(needs) if isinstance(needs, Iterable) and not isinstance(needs, str) else [None]
+    )
+    if all(isinstance(name, str) and name in names for name in found):
+        return tuple(found)
+    expected = ", ".join(repr(name) for name in names)
+    raise InvalidArgument(f"{op}: needs: expected a tuple of {expected}, got {text(needs)}")
 
 
 def text(value: object) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from rlk import _core, _group_advantages, _ppo_loss
 from rlk._ahead import Preloaded, Warmed, preload, warm
 from rlk._ppo_loss import PpoLoss, PpoLossGrads
+from rlk.errors import check_needs
 
 __all__ = [
     "CacheInfo",
@@ -221,14 +222,7 @@ def linear_logp_backward(
     dz_j = grad_output (1[j = target] - p_j) + grad_lse p_j - grad_entropy p_j (log p_j + entropy),
     then times 1 / temperature, 1 - tanh^2 of the cap, and logit_scale.
     """
-    needs = needs if isinstance(needs, str) else tuple(needs)
-    unknown = set(needs) - {"hidden", "weight", "bias"}
-    if unknown or isinstance(needs, str):
-        from rlk.errors import InvalidArgument
-
-        raise InvalidArgument(
-            f"linear_logp: needs: expected a tuple of 'hidden', 'weight', 'bias', got {needs!r}"
-        )
+    needs = check_needs("linear_logp", needs, ("hidden", "weight", "bias"))
     grads = _core.linear_logp_backward(
         grad_output,
         grad_entropy,
@@ -316,7 +310,7 @@ def logp(
         )
         return LogpResult(*result) if return_entropy or return_lse else result[0]
     result = _core.logp_forward(
-        logits, *options, stream, return_entropy, return_lse, False, bool(inplace_backward)
+        logits, *options, stream, return_entropy, return_lse, False, inplace_backward
     )
     return LogpResult(*result[:3]) if return_entropy or return_lse else result
 
@@ -472,7 +466,7 @@ def ppo_loss_backward(
         >>> grads = rlk.jit.ppo_loss_backward(np.float32(1), log_probs, old, advantages, mask)
     """
     call = _ppo_loss.make_call(log_probs, old_log_probs, advantages, loss_mask, **options)
-    return _ppo_loss.gradients(call, grad_output, stream, tuple(needs))
+    return _ppo_loss.gradients(call, grad_output, stream, needs)
 
 
 def group_advantages(

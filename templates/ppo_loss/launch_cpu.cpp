@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the steps of a CPU kernel of ppo_loss over the pool. How tokens are cut into items shows
 // nowhere in the results.
+#include "runtime/error.hpp"
 #include "runtime/thread_pool.hpp"
 #include "templates/common/boundaries.hpp"
 #include "templates/common/cpu_steps.hpp"
@@ -40,6 +41,14 @@ float* floats(const Tensor& tensor) {
   return tensor.present() ? static_cast<float*>(tensor.data) : nullptr;
 }
 
+// A weight of 1 / 0 is none: the loss would be 0 without a word.
+void expect_count(const GlobalCount& count, const char* argument) {
+  if (!count.tensor.present()) return;
+  const long long value = *static_cast<const long long*>(count.tensor.data);
+  if (value > 0) return;
+  throw InvalidArgument("ppo_loss: {}: expected a number above 0, got {}", argument, value);
+}
+
 void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   PpoLossArgs args = ppo_loss_sizes(call);
   const auto starts = templates::dense_integers(call.cu_seqlens);
@@ -57,6 +66,9 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   }
   if (call.choices.kl != kNoKl) ref = templates::dense_floats(call.ref_log_probs);
   if (call.choices.entropy != 0) entropy = templates::dense_floats(call.entropy);
+  expect_count(call.global_tokens, "global_tokens");
+  expect_count(call.global_sequences, "global_sequences");
+  expect_count(call.global_groups, "global_groups");
   args.starts = starts.data;
   args.group_starts = group_starts.data;
   args.mask = mask.data;

@@ -354,3 +354,22 @@ def test_broadcast_sizes_beyond_any_memory_are_refused():
         hidden = np.broadcast_to(p.hidden, (1, d))
         with pytest.raises(rlk.InvalidArgument, match="linear_logp: weight: expected V and D of"):
             rlk.jit.linear_logp(hidden, np.broadcast_to(p.weight, (v, d)), p.target)
+
+
+@pytest.mark.parametrize("wrong", ["yes", [1], np.zeros(2)])
+@pytest.mark.parametrize("name", ["return_entropy", "return_lse", "backward"])
+def test_switches(name, wrong):
+    given = {**arguments(), name: wrong}
+    expected = rf"^linear_logp: {name}: expected True or False, got {re.escape(repr(wrong))}$"
+    with pytest.raises(rlk.InvalidArgument, match=expected):
+        rlk.jit.explain(**given)
+    if name != "backward":
+        with pytest.raises(rlk.InvalidArgument, match=expected):
+            rlk.jit.linear_logp(**given)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "bias", [[1]], ["bias", 1], ["logits"]])
+def test_what_is_no_tuple_of_needs(wrong):
+    given = arguments()
+    with pytest.raises(rlk.InvalidArgument, match=r"^linear_logp: needs: expected a tuple of 'hid"):
+        rlk.jit.linear_logp_backward(np.ones(ROWS, np.float32), **given, needs=wrong)

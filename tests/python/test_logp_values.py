@@ -214,3 +214,12 @@ def test_one_column_has_all_of_the_mass():
     assert not found.log_prob.any()
     assert not found.entropy.any()
     assert not p.grad().any()
+
+
+@pytest.mark.parametrize("name", ["return_entropy", "return_lse", "inplace_backward"])
+def test_switches(name):
+    """As linear_logp's."""
+    logits, target = np.zeros((2, 8), np.float32), np.zeros(2, np.int64)
+    for wrong in ("yes", [1], np.zeros(2)):
+        with pytest.raises(rlk.InvalidArgument, match=f"^logp: {name}: expected True or False"):
+            rlk.jit.logp(logits, target, **{name: wrong})

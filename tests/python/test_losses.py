@@ -134,3 +134,13 @@ def test_diff_prints_rules_and_losses():
     assert losses == pytest.approx(want, rel=1e-7)
     with pytest.raises(rlk.InvalidArgument, match=r"dialect: expected rlk, .*got 'no'"):
         diff("no", "rlk")
+
+
+def test_what_is_no_dialect_and_no_metrics():
+    for wrong in ([], None, 1):
+        with pytest.raises(rlk.InvalidArgument, match=r"dialect: expected rlk, .*got "):
+            rlk.losses.rules(wrong)
+    metrics = batch().loss().metrics
+    for wrong in (None, 1, metrics, [1], [metrics, 1], [metrics, None], []):
+        with pytest.raises(rlk.InvalidArgument, match=r"^combine: parts: expected "):
+            rlk.losses.combine(wrong)

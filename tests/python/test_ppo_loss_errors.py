@@ -110,7 +110,7 @@ def test_what_is_no_value_of_an_option(wrong):
     for name in (*LIVE, "max_seq_len", "samples_per_prompt", "dialect"):
         _, switch = LIVE.get(name, (None, {}))
         refused(f"^ppo_loss: {name}: expected", **{**switch, name: wrong})
-    if isinstance(wrong, int) and wrong == 10**400:
+    if isinstance(wrong, int):
         refused("^ppo_loss: global_tokens: expected", global_tokens=wrong)
 
 
@@ -165,6 +165,20 @@ def test_boundaries():
     ):
         options = {"loss_reduction": "prompt_mean", "group_boundaries": np.array(groups)}
         refused(f"group_boundaries: expected .*{why}", packed, **options)
+
+
+@pytest.mark.parametrize("name", ["global_tokens", "global_sequences", "global_groups"])
+@pytest.mark.parametrize("value", [0, -3])
+def test_a_global_count_of_none(name, value):
+    """The same as a number and as a tensor: no loss of 0."""
+    for given in (value, np.array(value), np.array([value])):
+        refused(f"^ppo_loss: {name}: expected a number above 0.*, got {value}", **{name: given})
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "log_probs", [[1]], ["entropy", 1], ["bias"]])
+def test_needs(wrong):
+    with pytest.raises(rlk.InvalidArgument, match=r"^ppo_loss: needs: expected a tuple of 'log_pr"):
+        batch().grads(needs=wrong)
 
 
 # A value of each option that must show, and what switches the option on.
