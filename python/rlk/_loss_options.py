@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from rlk import _core
 from rlk.errors import InvalidArgument, text
-from rlk.losses import POLICY_LOSSES, REDUCTIONS, Rules, rules
+from rlk.losses import OF_SYSTEM, POLICY_LOSSES, REDUCTIONS, Rules, rules
 
 inf = float("inf")
 # Codes are positions: templates/common/loss/options.h.
@@ -39,7 +39,7 @@ REDUCTION_CODES = {
 NEEDS_LENGTH = ("seq_mean_token_sum_norm", "seq_mean_token_sum_norm_valid", "token_sum_over_L")
 NEEDS_GROUPS = ("prompt_mean", "rollout_mean")
 OVERFLOW_LOG = 88.72283  # e^x leaves fp32 above
-NAMES = tuple(f.name for f in fields(Rules) if f.name not in ("reduction_of", "reduction_names"))
+NAMES = tuple(f.name for f in fields(Rules) if f.name not in OF_SYSTEM)
 
 
 class Resolved(NamedTuple):
@@ -102,6 +102,8 @@ def _resolve(
         own[name], chosen[name] = None, getattr(base, name)
     for name in WORDS:
         _word(name, chosen[name])
+    if own["kl_output_clamp"] is None and chosen["kl_estimator"] not in base.kl_output_clamp_of:
+        chosen["kl_output_clamp"] = inf
     _reductions(base, own, chosen, given)
     _numbers(chosen)
     r = Rules(**chosen)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
 from rlk import _core
@@ -156,14 +155,6 @@ def forward(
 
 
 def run(call: Call, stream: int | None) -> PpoLoss:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.is_grad_enabled():
-        for name in ("log_probs", "entropy"):
-            tensor = call.tensors.get(name)
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                from rlk import _torch_losses
-
-                return _torch_losses.ppo_loss(call, stream)
     loss, counts, figures, exact, _, _ = forward(call, stream, False, False)
     return PpoLoss(loss, make_metrics(counts, figures, exact))
 

@@ -10,6 +10,7 @@ import torch
 from rlk import _core
 from rlk._metrics import make_metrics
 from rlk._ppo_loss import Call, PpoLoss, forward
+from rlk._torch import refuse_tangents
 from rlk.errors import Unsupported
 
 
@@ -61,7 +62,7 @@ class _PpoLoss(torch.autograd.Function):
 
 def ppo_loss(call: Call, stream: int | None) -> PpoLoss:
     """`rlk.jit.ppo_loss` where log_probs or entropy need a gradient."""
-    loss, counts, figures, exact = apply(
-        _PpoLoss, call.tensors["log_probs"], call.tensors.get("entropy"), call, stream
-    )
+    log_probs, entropy = call.tensors["log_probs"], call.tensors.get("entropy")
+    refuse_tangents("ppo_loss", log_probs=log_probs, entropy=entropy)
+    loss, counts, figures, exact = apply(_PpoLoss, log_probs, entropy, call, stream)
     return PpoLoss(loss, make_metrics(counts, figures, exact))

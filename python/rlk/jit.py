@@ -396,8 +396,8 @@ def ppo_loss(
     Options:
         dialect: rules of "rlk", "rl_kernel", "verl", "verl_old", "skyrl", "trl", "openrlhf",
             "nemo", "slime", "areal" or "liger": `rlk.losses.DIALECTS`.
-        policy_loss: "ppo" (default), "gspo", "cispo", "sapo", "gpg".
-        eps_clip_low, eps_clip_high: 0.2, 0.2. use_dual_clip, clip_ratio_c: False, 3.0.
+        policy_loss: "ppo" (default), "gspo" (not with "token_sum"), "cispo", "sapo", "gpg".
+        eps_clip_low, eps_clip_high: 0.2, 0.2. use_dual_clip (ppo alone), clip_ratio_c: False, 3.0.
         cispo_bounds: "1+eps"; "eps"; (low, high). sapo_tau_pos, sapo_tau_neg: 1.0, 1.05.
         log_ratio_clamp, gspo_log_ratio_clamp: 20.0, a number or (low, high), inf for none; the
             value is clamped, its derivative beyond is 0.
@@ -435,6 +435,10 @@ def ppo_loss(
     The formulas, and where systems disagree, are in docs/ppo_loss.md.
     """
     call = _ppo_loss.make_call(log_probs, old_log_probs, advantages, loss_mask, **options)
+    if _needs_autograd(log_probs, call.tensors.get("entropy")):
+        from rlk import _torch_losses
+
+        return _torch_losses.ppo_loss(call, stream)
     return _ppo_loss.run(call, stream)
 
 

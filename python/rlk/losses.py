@@ -36,7 +36,8 @@ REDUCTIONS = (
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one dialect; the defaults are rlk's own. Each is an option of `ppo_loss`."""
+    """The rules of one dialect; the defaults are rlk's own. Each but the last three is an
+    option of `ppo_loss`."""
 
     policy_loss: str = "ppo"
     loss_reduction: str = "token_mean"
@@ -64,18 +65,23 @@ class Rules:
     kl_output_clamp: float = inf
     kl_reduction: str = "policy"  #: as loss_reduction
     entropy_coef: float = 0.0
+    #: The estimators that a system's kl_output_clamp is of.
+    kl_output_clamp_of: tuple[str, ...] = ("k1", "abs", "k2", "k3")
     #: Reduction by policy loss, where a system fixes it.
     reduction_of: tuple[tuple[str, str], ...] = ()
     #: The system's own names of reductions.
     reduction_names: tuple[tuple[str, str], ...] = ()
 
 
+#: What no option of `ppo_loss` can override.
+OF_SYSTEM = ("kl_output_clamp_of", "reduction_of", "reduction_names")
 RLK = Rules()
 _VERL = Rules(
     use_dual_clip=True,
     gspo_log_ratio_clamp=(-inf, 10.0),
     tis_imp_ratio_cap=2.0,
     kl_output_clamp=10.0,
+    kl_output_clamp_of=("k3",),
     reduction_of=(("gspo", "sequence_mean_valid"), ("sapo", "sequence_mean_valid")),
     reduction_names=(
         ("token-mean", "token_mean"),
@@ -120,6 +126,7 @@ DIALECTS: Mapping[str, Rules] = {
         cispo_bounds=(0.0, 5.0),
         tis_imp_ratio_cap=2.0,
         kl_output_clamp=10.0,
+        kl_output_clamp_of=("k3",),
         kl_reduction="sequence_mean",
         reduction_of=(("gspo", "sequence_mean"), ("sapo", "sequence_mean")),
     ),

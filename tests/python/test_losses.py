@@ -26,7 +26,7 @@ NAMES = (
     "areal",
     "liger",
 )
-OWN = ("reduction_of", "reduction_names")
+OWN = ("reduction_of", "reduction_names", "kl_output_clamp_of")
 
 
 def test_the_names():
@@ -50,6 +50,7 @@ def test_a_dialect_is_its_rules(dialect, policy):
     rules = dataclasses.asdict(DIALECTS[dialect])
     fixed = dict(rules.pop("reduction_of"))
     rules.pop("reduction_names")
+    rules.pop("kl_output_clamp_of")
     rules |= {"policy_loss": policy, "kl_coef": 0.05, "use_tis": True}
     rules["loss_reduction"] = fixed.get(policy, rules["loss_reduction"])
     if policy != "ppo":
@@ -117,6 +118,34 @@ def test_what_tells_dialects_apart():
     assert grads["rlk"] == grads["trl"] == pytest.approx(-np.expm1(2.7), rel=1e-5)
     b = batch()
     assert not same(b.loss(dialect="slime").loss, b.loss(loss_reduction="sequence_mean_valid").loss)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "abs", "k2"])
+def test_which_estimators_a_dialect_clamps(estimator):
+    """D11: verl and SkyRL clamp k3 alone, OpenRLHF, NeMo and AReaL the value of each."""
+    far = single(0.0, 0.0, -15.0)
+    value = {"k1": 15.0, "abs": 15.0, "k2": 112.5}[estimator]
+    slope = {"k1": 1.0, "abs": 1.0, "k2": 15.0}[estimator]
+    for dialect in ("rlk", "verl", "verl_old", "skyrl", "trl", "slime"):
+        options = {"dialect": dialect, "kl_coef": 1.0, "kl_estimator": estimator}
+        assert float(far.loss(**options).loss) == value, dialect
+        assert float(far.grads(**options).log_probs[0, 0]) == slope, dialect
+        clamped = far.loss(**options, kl_output_clamp=4.0)
+        assert float(clamped.loss) == 4.0, dialect
+    for dialect in ("openrlhf", "nemo", "areal"):
+        options = {"dialect": dialect, "kl_coef": 1.0, "kl_estimator": estimator}
+        assert float(far.loss(**options).loss) == 10.0, dialect
+        assert float(far.grads(**options).log_probs[0, 0]) == 0.0, dialect
+
+
+@pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3"])
+def test_an_unbiased_gradient_is_clamped_where_the_value_is(estimator):
+    far = single(0.0, 0.0, 3.0)
+    options = {"kl_coef": 1.0, "kl_estimator": estimator, "kl_gradient": "unbiased_clamped"}
+    plain, clamped = (far.loss(**options, kl_clamp=c).loss for c in (20.0, 2.0))
+    grad = float(far.grads(**options, kl_clamp=2.0).log_probs[0, 0])
+    assert same(plain, clamped) == (grad == -3.0) == (estimator != "k3")
+    assert float(far.grads(**options, kl_output_clamp=2.0).log_probs[0, 0]) == 0.0
 
 
 def test_diff_prints_rules_and_losses():

@@ -138,3 +138,25 @@ def test_metrics_of_shards_combine():
     assert same_metrics(metrics, whole.metrics)
     with pytest.raises(rlk.InvalidArgument, match="at least one"):
         rlk.losses.combine([])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in dual_level
+@pytest.mark.parametrize("name", ["log_probs", "entropy"])
+@pytest.mark.parametrize("grad_mode", [True, False])
+def test_a_tangent_is_refused_and_never_lost(name, grad_mode):
+    t = tensors(batch())
+    t = t.but(log_probs=t.log_probs.detach()).with_others(entropy=t.others["entropy"].detach())
+    want = t.loss(**ALL_ON).loss
+    forward_ad = torch.autograd.forward_ad
+    with torch.set_grad_enabled(grad_mode), forward_ad.dual_level():
+        assert same(t.loss(**ALL_ON).loss, want)
+        if name == "log_probs":
+            dual = forward_ad.make_dual(t.log_probs, torch.ones_like(t.log_probs))
+            t = t.but(log_probs=dual)
+        else:
+            dual = forward_ad.make_dual(t.others[name], torch.ones_like(t.old))
+            t = t.with_others(entropy=dual)
+        with pytest.raises(rlk.Unsupported, match=f"^ppo_loss: {name}: .* without a tangent"):
+            t.loss(**ALL_ON)
+        if name == "entropy":  # off, and not looked at
+            t.loss()

@@ -43,6 +43,7 @@ def fused_ppo_loss(
 
     Args:
         log_probs, old_log_probs, advantages, loss_mask, rollout_logprobs: ``[B, T]``.
+        tis_imp_ratio_cap: the fused loss's 10, not the 2 of ``dialect="skyrl"``.
         Others: as `rlk.jit.ppo_loss`, which takes ``options`` too.
 
     Returns:
@@ -91,7 +92,7 @@ def ppo_policy_loss_fused(
         log_probs, old_log_probs, advantages, loss_mask, rollout_logprobs: ``[B, T]``.
         config: an object or mapping with policy_loss_type, loss_reduction, eps_clip_low,
             eps_clip_high, clip_ratio_c, use_tis, tis_imp_ratio_cap, max_seq_len; what it lacks is
-            SkyRL's default.
+            `fused_ppo_loss`'s default. What a switch that is off would read may be anything.
 
     Returns:
         (loss, clip_ratio), float32 of 0 dimensions.
