@@ -207,6 +207,9 @@ def diff(a: str, b: str, batch: Mapping[str, Any] | None = None, **options: Any)
         if values[0] != values[1]:
             rows.append((field.name, _text(values[0]), _text(values[1])))
     if batch is not None:
+        if not isinstance(batch, Mapping):
+            got = type(batch).__name__
+            raise InvalidArgument(f"ppo_loss: batch: expected arguments by name, got {got}")
         from rlk.jit import ppo_loss
 
         losses = [float(ppo_loss(**batch, dialect=name, **options).loss) for name in (a, b)]

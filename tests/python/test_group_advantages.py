@@ -156,3 +156,20 @@ def test_torch_tensors():
     got = rlk.jit.group_advantages(rewards, samples_per_prompt=2)
     assert not got.requires_grad
     assert np.array_equal(got, advantages([1.0, 0, 0, 1], samples_per_prompt=2))
+
+
+@pytest.mark.parametrize("name", ["normalize", "eps_mode", "ddof", "eps", "samples_per_prompt"])
+@pytest.mark.parametrize(
+    "wrong", [np.zeros(2), [1], {}, b"1", 10**400, 10**5000, -1.5], ids=lambda w: str(type(w))
+)
+def test_what_is_no_value_of_an_option(name, wrong):
+    with pytest.raises(rlk.InvalidArgument, match=f"^group_advantages: {name}: expected"):
+        rlk.jit.group_advantages(np.zeros(6, np.float32), **{"samples_per_prompt": 3, name: wrong})
+
+
+def test_boundaries_of_several_lengths_and_unknown_options():
+    rewards = np.zeros(6, np.float32)
+    with pytest.raises(rlk.InvalidArgument, match=r"^group_advantages: group_boundaries: expected"):
+        rlk.jit.group_advantages(rewards, group_boundaries=[[0], [1, 6]])
+    with pytest.raises(TypeError, match=r"^group_advantages: groups: expected"):
+        rlk.jit.explain_group_advantages(rewards, groups=2)

@@ -169,6 +169,8 @@ def test_what_is_no_dialect_and_no_metrics():
     for wrong in ([], None, 1):
         with pytest.raises(rlk.InvalidArgument, match=r"dialect: expected rlk, .*got "):
             rlk.losses.rules(wrong)
+    with pytest.raises(rlk.InvalidArgument, match=r"^ppo_loss: batch: expected"):
+        diff("rlk", "trl", [1])
     metrics = batch().loss().metrics
     for wrong in (None, 1, metrics, [1], [metrics, 1], [metrics, None], []):
         with pytest.raises(rlk.InvalidArgument, match=r"^combine: parts: expected "):
