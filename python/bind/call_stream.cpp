@@ -12,9 +12,13 @@
 namespace rlk::bind {
 
 TensorArgument bind_first(py::handle object, const char* argument, py::handle stream) {
-  const bool has_stream = PyLong_Check(stream.ptr());
-  return bind_tensor(object, argument,
-                     has_stream ? py::cast<std::intptr_t>(stream) : k_default_stream);
+  std::intptr_t handle = k_default_stream;
+  if (PyLong_Check(stream.ptr())) handle = PyLong_AsLongLong(stream.ptr());
+  if (PyErr_Occurred() != nullptr) {  // of too many bits: bind_stream refuses it
+    PyErr_Clear();
+    handle = k_default_stream;
+  }
+  return bind_tensor(object, argument, handle);
 }
 
 void* bind_stream(py::handle object, const TensorArgument& first, const char* op,

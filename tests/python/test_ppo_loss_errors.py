@@ -134,6 +134,11 @@ def test_equal_values_of_another_type_after_a_right_call(name, right, wrong):
     refused(f"^ppo_loss: {name}: expected", **{**switch, name: wrong})
 
 
+def test_a_stream_of_too_many_bits():
+    for stream in (1 << 63, 10**400, 10**5000):
+        refused("^ppo_loss: stream: expected None for tensors of the CPU", stream=stream)
+
+
 def test_shapes_and_dtypes():
     b = batch()
     refused("log_probs: expected a tensor, got None", b.but(log_probs=None))
