@@ -14,7 +14,7 @@ using Quad = Pack<4 * sizeof(T)>;
 // Leaves whose loads a lane has under way at once.
 constexpr int kAtOnce = kX == kFloat32 ? 1 : 2;
 // Blocks of a multiprocessor that registers are left for.
-constexpr int kBlocks = kX == kFloat32 ? 4 : 3;
+constexpr int kBlocks = kX == kFloat32 ? 4 : kSoftcap == 0 ? 3 : 2;  // a softcap takes registers
 constexpr int kWarps = kLogpThreads / 32;
 
 // Where a row's elements are, for a lane of a leaf.
