@@ -104,7 +104,9 @@ TEST(LossTest, ANegativeSumHasTheBitsOfItsOpposite) {
 TEST(LossTest, TheClampOfTheDifferenceIsOfK3Alone) {
   LossChoices c{};
   c.kl_gradient = kUnbiasedClamped;
-  const LossValues v{.kl_clamp = 2, .kl_output_clamp = k_inf};
+  LossValues v{};
+  v.kl_clamp = 2;
+  v.kl_output_clamp = k_inf;
   for (const float e : {3.0f, -3.0f}) {
     for (c.kl = kKl1; c.kl <= kKl3; ++c.kl) {
       EXPECT_EQ(kl_term(c, v, e).grad, c.kl == kKl3 ? 0.0f : -e) << c.kl;
