@@ -17,7 +17,8 @@ TextRead read_text_file(FileSystem& files, const std::string& path, std::uint64_
   const auto stat = file.error() == 0 ? files.stat_open(file.number()) : Outcome<FileStat>{};
   const int error = file.error() != 0 ? file.error() : stat.error;
   if (error != 0) {
-    read.is_absent = error == ENOENT;
+    // With a file in the folder's place there is none either; the store tells of that.
+    read.is_absent = error == ENOENT || error == ENOTDIR;
     if (!read.is_absent) read.problem = error_text(error);
   } else if (stat.value.kind != FileKind::regular) {
     read.problem = "expected a regular file, got something else";

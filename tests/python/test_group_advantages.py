@@ -102,9 +102,10 @@ def test_specialized_is_generic_bit_for_bit():
     choices = [{}, {"eps_mode": "max"}, {"normalize": "center"}, {"normalize": "rloo"}]
     want = [advantages(rewards, "float64", **choice) for choice in choices]
     rlk.jit.configure(specialize=True, policy="sync")
+    before = rlk.jit.cache_info().fallbacks
     for choice, generic in zip(choices, want, strict=True):
         assert np.array_equal(advantages(rewards, "float64", **choice), generic)
-    assert rlk.jit.cache_info().fallbacks == 0
+    assert rlk.jit.cache_info().fallbacks == before
 
 
 def test_shapes_and_strides():
