@@ -155,8 +155,8 @@ std::vector<Wave> waves_of(const std::vector<CudaStep>& all, Int64 tile_rows) {
   for (const CudaStep& step : all) {
     if (step.name == "dz") {
       waves.push_back({step.args.wave_begin, step.args.wave_cols});
-      EXPECT_EQ(Int64{step.blocks}, ceil_div(step.args.num_rows, tile_rows) *
-                                        ceil_div(step.args.wave_cols, kLogpLeaf));
+      EXPECT_EQ(Int64{step.blocks},
+                ceil_div(step.args.num_rows, tile_rows) * ceil_div(step.args.wave_cols, kLogpLeaf));
     }
     if (step.name == "dh" || step.name == "dw" || step.name == "db") {
       EXPECT_EQ(step.args.wave_begin, waves.back().begin);

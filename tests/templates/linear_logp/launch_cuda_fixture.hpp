@@ -51,7 +51,7 @@ struct CudaStep {
   int device = -1;
   runtime::cuda::Stream stream = nullptr;
   LinearLogpCudaArgs args{};  // of every step but pack
-  LogpCudaCopy copy{};  // of pack
+  LogpCudaCopy copy{};        // of pack
 };
 
 class LaunchCudaTest : public CudaTest {
