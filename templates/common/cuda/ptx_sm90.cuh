@@ -14,36 +14,15 @@ constexpr bool kHasWgmma = true;
 constexpr bool kHasWgmma = false;
 #endif
 
-// Address of the same shared memory in block `rank` of the cluster.
-RLK_DEVICE unsigned mapa(unsigned address, unsigned rank) {
-  unsigned result;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
-  return result;
-}
-RLK_DEVICE unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// All threads of all blocks of the cluster.
-RLK_DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 RLK_DEVICE void mbarrier_init(unsigned barrier, unsigned count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-// Makes what mbarrier_init wrote known to the copies and to the other blocks of the cluster.
+// Makes what mbarrier_init wrote known to the copies.
 RLK_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 RLK_DEVICE void mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-// barrier: an address made by mapa.
-RLK_DEVICE void mbarrier_arrive_cluster(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 RLK_DEVICE void mbarrier_arrive_expect_tx(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -72,15 +51,6 @@ RLK_DEVICE void cp_async_bulk_tensor_2d(unsigned to, const TensorMap& map, int x
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
       "l"(&map), "r"(x), "r"(y), "r"(barrier)
-      : "memory");
-}
-// The same to this place in every block of `mask`, at whose barriers it counts.
-RLK_DEVICE void cp_async_bulk_tensor_2d_multicast(unsigned to, const TensorMap& map, int x, int y,
-                                                  unsigned barrier, unsigned short mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(mask)
       : "memory");
 }
 
