@@ -9,7 +9,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <iterator>
 #include <span>
 
 namespace rlk::bind {
@@ -22,10 +21,12 @@ struct Arguments {
   LinearLogpCall call;
 
   // log-prob and the like: float32, one value a row.
-  Output make_per_row() const {
+  std::span<const std::int64_t> row_dims() const {
     const auto dims = call.hidden.dims();
-    return make_output(hidden.framework, DType::f32, call.device, dims.first(dims.size() - 1),
-                       call.stream);
+    return dims.first(dims.size() - 1);
+  }
+  Output make_per_row() const {
+    return make_output(hidden.framework, DType::f32, call.device, row_dims(), call.stream);
   }
   Output make_like(const Tensor& tensor) const {
     return make_output(hidden.framework, tensor.dtype, tensor.device, tensor.dims(), call.stream);
@@ -54,8 +55,7 @@ Arguments bind_arguments(py::handle hidden, py::handle weight, py::handle target
   return bound;
 }
 
-// The log-prob, or where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
-// what is not.
+// Returns what run_logp_forward() does.
 py::object forward(py::handle hidden, py::handle weight, py::handle target, py::handle bias,
                    py::handle temperature, py::handle softcap, py::handle logit_scale,
                    py::handle mask, py::handle ignore_index, py::handle stream,
@@ -66,23 +66,8 @@ py::object forward(py::handle hidden, py::handle weight, py::handle target, py::
                               ignore_index, stream);
   LinearLogpCall& call = bound.call;
   templates::linear_logp_op.check(call);  // before outputs of a wrong shape are made
-  Output outputs[5];
-  const auto make = [&](Output& output, Tensor& slot) {
-    output = bound.make_per_row();
-    slot = output.tensor;
-  };
-  make(outputs[0], call.log_prob);
-  if (return_entropy) make(outputs[1], call.entropy);
-  if (return_lse) make(outputs[2], call.lse);
-  if (save) make(outputs[3], call.row_max);
-  if (save) make(outputs[4], call.row_log_sum);
-  run_call(call, bound.hidden.framework, outputs);
-  if (!return_entropy && !return_lse && !save) return outputs[0].object;
-  py::tuple results(std::size(outputs));
-  for (std::size_t i = 0; i < std::size(outputs); ++i) {
-    results[i] = outputs[i].object ? outputs[i].object : py::none();
-  }
-  return results;
+  return run_logp_forward(call, bound.hidden.framework, bound.row_dims(),
+                          {return_entropy, return_lse, save});
 }
 
 py::tuple backward(py::handle grad_output, py::handle grad_entropy, py::handle grad_lse,

@@ -9,7 +9,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <iterator>
 #include <span>
 
 namespace rlk::bind {
@@ -46,8 +45,7 @@ Arguments bind_arguments(py::handle logits, const LogpOptions& options, py::hand
   return bound;
 }
 
-// The log-prob, or where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
-// what is not.
+// Returns what run_logp_forward() does.
 py::object forward(py::handle logits, py::handle target, py::handle temperature, py::handle softcap,
                    py::handle logit_scale, py::handle mask, py::handle ignore_index,
                    py::handle stream, py::handle entropy_flag, py::handle lse_flag, bool save,
@@ -59,23 +57,8 @@ py::object forward(py::handle logits, py::handle target, py::handle temperature,
       logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream, in_place);
   LogpCall& call = bound.call;
   templates::logp_op.check(call);  // before outputs of a wrong shape are made
-  Output outputs[5];
-  const auto make = [&](Output& output, Tensor& slot) {
-    output = bound.make_per_row();
-    slot = output.tensor;
-  };
-  make(outputs[0], call.log_prob);
-  if (return_entropy) make(outputs[1], call.entropy);
-  if (return_lse) make(outputs[2], call.lse);
-  if (save) make(outputs[3], call.row_max);
-  if (save) make(outputs[4], call.row_log_sum);
-  run_call(call, bound.logits.framework, outputs);
-  if (!return_entropy && !return_lse && !save) return outputs[0].object;
-  py::tuple results(std::size(outputs));
-  for (std::size_t i = 0; i < std::size(outputs); ++i) {
-    results[i] = outputs[i].object ? outputs[i].object : py::none();
-  }
-  return results;
+  return run_logp_forward(call, bound.logits.framework, bound.row_dims(),
+                          {return_entropy, return_lse, save});
 }
 
 // The gradient of the logits; None where they were written over.

@@ -6,6 +6,7 @@
 #include "python/bind/module.hpp"
 #include "runtime/error.hpp"
 
+#include <iterator>
 #include <string>
 
 namespace rlk::bind {
@@ -78,6 +79,27 @@ bool bind_flag(py::handle object, const char* argument) {
 void expect_given(const Tensor& tensor, const char* argument, const jit::OpCall& call) {
   if (tensor.present()) return;
   throw InvalidArgument("{}: {}: expected a tensor, got None", call.op->name, argument);
+}
+
+py::object run_logp_forward(LogpCallBase& call, const Framework& framework,
+                            std::span<const std::int64_t> row_dims, const LogpResults& wanted) {
+  Output outputs[5];
+  const auto make = [&](Output& output, Tensor& slot) {
+    output = make_output(framework, DType::f32, call.device, row_dims, call.stream);
+    slot = output.tensor;
+  };
+  make(outputs[0], call.log_prob);
+  if (wanted.entropy) make(outputs[1], call.entropy);
+  if (wanted.lse) make(outputs[2], call.lse);
+  if (wanted.saved) make(outputs[3], call.row_max);
+  if (wanted.saved) make(outputs[4], call.row_log_sum);
+  run_call(call, framework, outputs);
+  if (!wanted.entropy && !wanted.lse && !wanted.saved) return outputs[0].object;
+  py::tuple results(std::size(outputs));
+  for (std::size_t i = 0; i < std::size(outputs); ++i) {
+    results[i] = outputs[i].object ? outputs[i].object : py::none();
+  }
+  return results;
 }
 
 LogpBackwardArguments bind_logp_backward(py::handle grad_output, py::handle grad_entropy,

@@ -5,6 +5,9 @@
 #include "python/bind/tensor_argument.hpp"
 #include "templates/common/logp/call.hpp"
 
+#include <cstdint>
+#include <span>
+
 namespace rlk::bind {
 
 // What tensors of a call point to, kept alive.
@@ -25,6 +28,16 @@ bool bind_flag(py::handle object, const char* argument);
 
 // Throws InvalidArgument where the call has no such tensor.
 void expect_given(const Tensor& tensor, const char* argument, const jit::OpCall& call);
+
+// What a forward gives beside the log-prob; saved: two values a row for the backward.
+struct LogpResults {
+  bool entropy, lse, saved;
+};
+
+// Makes the results, float32 of shape `row_dims`, and runs the call. Returns the log-prob, or where
+// more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for what is not.
+py::object run_logp_forward(LogpCallBase& call, const Framework& framework,
+                            std::span<const std::int64_t> row_dims, const LogpResults& wanted);
 
 // The upstream gradients, and what the forward saved, of a backward.
 struct LogpBackwardArguments {
