@@ -2,8 +2,7 @@
 // Compacts the rows, fills the operands and runs the steps; inactive rows get their neutral value.
 #include "templates/linear_logp/launch.hpp"
 
-#include "templates/common/logp/active_rows.hpp"
-#include "templates/common/logp/check.hpp"
+#include "templates/common/logp/cpu_rows.hpp"
 #include "templates/linear_logp/launch_cpu.hpp"
 #include "templates/linear_logp/launch_cuda.hpp"
 #include "templates/linear_logp/op.hpp"
@@ -14,21 +13,11 @@
 namespace rlk {
 namespace {
 
-template <class T>
-const T* data_or_null(const std::vector<T>& values) {
-  return values.empty() ? nullptr : values.data();
-}
-
-float* floats(const Tensor& tensor) {
-  return tensor.present() ? static_cast<float*>(tensor.data) : nullptr;
-}
-
 LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& active) {
   LinearLogpCpuOperands operands{};
   operands.vocab = call.weight.shape[0];
   operands.dim = call.weight.shape[1];
   operands.all_rows = active.num_active;
-  operands.rows = data_or_null(active.rows);
   operands.hidden = call.hidden.data;
   operands.hidden_offsets = data_or_null(active.offsets);
   operands.hidden_row_stride = active.row_stride;
@@ -41,21 +30,7 @@ LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& 
     operands.bias_type = cpu_type(call.bias.dtype);
     operands.bias_stride = call.bias.strides[0];
   }
-  operands.target = active.target.data();
-  operands.inverse_temperature = data_or_null(active.inverse_temperature);
-  if (call.softcap) {
-    operands.softcap = static_cast<float>(*call.softcap);
-    operands.inverse_softcap = inverse_softcap(call, *call.softcap);
-  }
-  operands.logit_scale = static_cast<float>(call.logit_scale);
-  operands.grad = data_or_null(active.grad);
-  operands.grad_entropy = data_or_null(active.grad_entropy);
-  operands.grad_lse = data_or_null(active.grad_lse);
-  operands.logp = floats(call.log_prob);
-  operands.row_max = floats(call.row_max);
-  operands.row_log_sum = floats(call.row_log_sum);
-  operands.entropy = floats(call.entropy);
-  operands.lse = floats(call.lse);
+  set_rows(operands, call, active);
   if (call.grad_hidden.present()) {
     operands.grad_hidden = call.grad_hidden.data;
     operands.grad_hidden_row_stride = operands.dim;

@@ -2,8 +2,7 @@
 // Runs the steps of a CPU kernel of logp over the pool. Strips of rows and parts of a row show
 // nowhere in the results.
 #include "templates/common/cpu_steps.hpp"
-#include "templates/common/logp/active_rows.hpp"
-#include "templates/common/logp/check.hpp"
+#include "templates/common/logp/cpu_rows.hpp"
 #include "templates/logp/cpu_args.h"
 #include "templates/logp/launch.hpp"
 #include "templates/logp/op.hpp"
@@ -24,15 +23,6 @@ constexpr Int64 k_logit_cost = 2;  // against a multiplication
 
 Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
 
-float* floats(const Tensor& tensor) {
-  return tensor.present() ? static_cast<float*>(tensor.data) : nullptr;
-}
-
-template <class T>
-const T* data_or_null(const std::vector<T>& values) {
-  return values.empty() ? nullptr : values.data();
-}
-
 LogpCpuMatrix matrix(const Tensor& tensor, const std::vector<Int64>& offsets, Int64 row_stride) {
   return {tensor.data, data_or_null(offsets), row_stride, tensor.strides[tensor.rank - 1]};
 }
@@ -40,23 +30,8 @@ LogpCpuMatrix matrix(const Tensor& tensor, const std::vector<Int64>& offsets, In
 LogpCpuArgs arguments(const LogpCall& call, const ActiveRows& active, Int64 vocab) {
   LogpCpuArgs args{};
   args.vocab = vocab;
-  args.rows = data_or_null(active.rows);
   args.logits = matrix(call.logits, active.offsets, active.row_stride);
-  args.target = active.target.data();
-  args.inverse_temperature = data_or_null(active.inverse_temperature);
-  if (call.softcap) {
-    args.softcap = static_cast<float>(*call.softcap);
-    args.inverse_softcap = inverse_softcap(call, *call.softcap);
-  }
-  args.logit_scale = static_cast<float>(call.logit_scale);
-  args.grad = data_or_null(active.grad);
-  args.grad_entropy = data_or_null(active.grad_entropy);
-  args.grad_lse = data_or_null(active.grad_lse);
-  args.logp = floats(call.log_prob);
-  args.row_max = floats(call.row_max);
-  args.row_log_sum = floats(call.row_log_sum);
-  args.entropy = floats(call.entropy);
-  args.lse = floats(call.lse);
+  set_rows(args, call, active);
   if (call.pass == jit::Pass::bwd) {
     // A gradient of its own is dense.
     args.grad_logits = call.in_place ? args.logits : matrix(call.grad_logits, {}, vocab);
