@@ -32,6 +32,14 @@ class _Scaled(torch.autograd.Function):
         )
 
 
+def _scaled(upstream: Any, saved: Any, dtype: Any) -> Any:
+    """upstream * saved, in dtype."""
+    if torch.is_grad_enabled():  # create_graph: the gradient must not look like a constant
+        return apply(_Scaled, upstream, saved, saved.new_empty(0, dtype=dtype).requires_grad_())
+    like = saved if dtype == saved.dtype else saved.new_empty(0, dtype=dtype)
+    return _core.ppo_loss_backward(upstream, saved, like)
+
+
 class _PpoLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, log_probs: Any, entropy: Any, call: Call, stream: Any) -> Any:
@@ -40,7 +48,7 @@ class _PpoLoss(torch.autograd.Function):
             call, stream, needs, needs_entropy
         )
         ctx.save_for_backward(grad, grad_entropy)
-        ctx.dtypes = (log_probs.new_empty(0), None if entropy is None else entropy.new_empty(0))
+        ctx.dtypes = (log_probs.dtype, None if entropy is None else entropy.dtype)
         ctx.mark_non_differentiable(counts, figures, exact)
         ctx.set_materialize_grads(False)
         return loss, counts, figures, exact
@@ -49,13 +57,9 @@ class _PpoLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Any, *_: Any) -> Any:
         if upstream is None:
             return None, None, None, None
-        if torch.is_grad_enabled():  # create_graph: the gradient must not look like a constant
-            for like in ctx.dtypes:
-                if like is not None:
-                    like.requires_grad_()
         grads = [
-            None if saved is None else apply(_Scaled, upstream, saved, like)
-            for saved, like in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            None if saved is None else _scaled(upstream, saved, dtype)
+            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return *grads, None, None
 

@@ -32,6 +32,29 @@ extern "C" __global__ void rlk_ppo_loss_fwd_pack(const __grid_constant__ PpoLoss
 
 RLK_DEVICE bool is_active(const Args& a, Int64 token) { return !a.mask || a.mask[token] != 0; }
 
+RLK_DEVICE int num_nonzero_bytes(unsigned x) {
+  return __popc((((x & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x) & 0x80808080u);
+}
+
+// Active tokens of [first, last): this thread's share of a block of 512.
+RLK_DEVICE long long count_active(const Args& a, Int64 first, Int64 last) {
+  if (!a.mask) return threadIdx.x == 0 ? max(last - first, Int64{0}) : 0;
+  const auto before = reinterpret_cast<unsigned long long>(a.mask + first) % 16;
+  const Int64 aligned = min(first + static_cast<Int64>((16 - before) % 16), last);
+  const Int64 whole = aligned + (last - aligned) / 16 * 16;
+  const auto at = [&](Int64 begin) { return begin + threadIdx.x; };
+  long long n = 0;
+  if (at(first) < aligned) n += a.mask[at(first)] != 0;
+  if (at(whole) < last) n += a.mask[at(whole)] != 0;
+#pragma unroll 2
+  for (Int64 t = aligned + 16 * threadIdx.x; t < whole; t += 16 * 512) {
+    const uint4 x = *reinterpret_cast<const uint4*>(a.mask + t);
+    n += num_nonzero_bytes(x.x) + num_nonzero_bytes(x.y) + num_nonzero_bytes(x.z) +
+         num_nonzero_bytes(x.w);
+  }
+  return n;
+}
+
 // A block a sequence: its active tokens, and the sums that its statistics need. Two blocks at once:
 // left to itself the compiler aims at three and spills on sm_120.
 extern "C" __global__ void __launch_bounds__(512, 2)
@@ -45,12 +68,11 @@ extern "C" __global__ void __launch_bounds__(512, 2)
   for (Int64 i = blockIdx.x; i < a.num_sequences; i += gridDim.x) {
     sums.clear();
     ExactLane<kTermBits> ratio, statistic;
-    long long n = 0;
-    const Int64 last = start_of(a, i + 1);
+    const Int64 first = start_of(a, i), last = start_of(a, i + 1);
+    long long n = count_active(a, first, last);
 #pragma unroll 1
-    for (Int64 t = start_of(a, i) + threadIdx.x; t < last; t += 512) {
+    for (Int64 t = first + threadIdx.x; (needs_ratio || needs_statistic) && t < last; t += 512) {
       if (!is_active(a, t)) continue;
-      ++n;
       if (needs_ratio) ratio.add(sums, 0, a.log_probs[t] - a.old_log_probs[t]);
       if (needs_statistic) statistic.add(sums, 1, a.old_log_probs[t] - a.rollout_log_probs[t]);
     }
@@ -238,8 +260,11 @@ extern "C" __global__ void __launch_bounds__(256)
     TokenInput shared_in{};
     Int64 i = sequence_of(a, t), last = start_of(a, i + 1);
     enter_sequence(a, c, i, shared_in);
+    bool active = is_active(a, t);
 #pragma unroll 1
     for (; t < end; t += 256) {
+      // Known a turn ahead: the other loads wait for it.
+      const bool next_active = t + 256 < end && is_active(a, t + 256);
       if (t >= last && i + 1 < a.num_sequences) {
 #pragma unroll 1
         do {
@@ -248,7 +273,8 @@ extern "C" __global__ void __launch_bounds__(256)
         enter_sequence(a, c, i, shared_in);
       }
       TokenInput in = shared_in;
-      in.active = is_active(a, t);
+      in.active = active;
+      active = next_active;
       float grad = 0.0f, grad_entropy = 0.0f;
       // What an inactive token holds is not even read.
       if (in.active) {
@@ -323,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   const int count = row - kNumSums, extreme = count - kNumCounts;
   if (row < kNumSums) {
     ExactSum sum{0, 0, 0};
-#pragma unroll 1
+#pragma unroll 4
     for (Int64 i = lane; i < a.num_items; i += 32) {
       const PpoLossPartial& p = a.partials[i];
       add(sum, {p.sum_low[row], p.sum_high[row], p.sum_special[row]});
@@ -336,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     }
   } else if (count < kNumCounts) {
     long long n = 0;
-#pragma unroll 1
+#pragma unroll 4
     for (Int64 i = lane; i < a.num_items; i += 32) n += a.partials[i].counts[count];
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) n += shfl_xor(n, lanes);

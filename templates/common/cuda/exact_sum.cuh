@@ -64,16 +64,16 @@ struct ExactBlock {
   }
 };
 
-// The sum of x over the lanes of a warp, times 2^shift, in every lane.
+// The sum of x over the lanes of a warp, times 2^shift, in every lane. In pieces of 27 bits, of
+// which 32 make no more than 32.
 RLK_DEVICE ExactSum sum_of_warp(long long x, int shift) {
-  long long low = x & 0xffffffffll, high = x >> 32;
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes *= 2) {
-    low += shfl_xor(low, lanes);
-    high += shfl_xor(high, lanes);
-  }
-  ExactSum sum = exact_integer(low, shift);
-  add(sum, exact_integer(high, shift + 32));
+  constexpr unsigned kPiece = (1u << 27) - 1;
+  const unsigned low = __reduce_add_sync(kFullWarp, static_cast<unsigned>(x) & kPiece);
+  const unsigned middle = __reduce_add_sync(kFullWarp, static_cast<unsigned>(x >> 27) & kPiece);
+  const int high = __reduce_add_sync(kFullWarp, static_cast<int>(x >> 54));
+  const long long lower = static_cast<long long>(middle) * (1ll << 27) + low;
+  ExactSum sum = exact_integer(lower & 0xffffffffll, shift);
+  add(sum, exact_integer((lower >> 32) + high * (1ll << 22), shift + 32));
   return sum;
 }
 
