@@ -247,7 +247,8 @@ def _no_grad(framework: Framework) -> AbstractContextManager[Any]:
         return nullcontext()
     import torch
 
-    return torch.no_grad()
+    context: AbstractContextManager[Any] = torch.no_grad()
+    return context
 
 
 def has_torch() -> bool:
