@@ -18,7 +18,7 @@ struct Bound {
 
 Bound bind(py::handle rewards, py::handle boundaries, std::int64_t group_size,
            std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps,
-           py::handle stream) {
+           std::int64_t group_of_one, py::handle stream) {
   Bound bound;
   bound.rewards = bind_first(rewards, "group_advantages: rewards", stream);
   if (!bound.rewards.tensor.present()) {
@@ -36,13 +36,15 @@ Bound bind(py::handle rewards, py::handle boundaries, std::int64_t group_size,
   call.eps_is_max = eps_is_max;
   call.ddof = ddof;
   call.eps = eps;
+  call.group_of_one = group_of_one;
   return bound;
 }
 
 py::object forward(py::handle rewards, py::handle boundaries, std::int64_t group_size,
                    std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps,
-                   py::handle stream) {
-  Bound bound = bind(rewards, boundaries, group_size, normalize, eps_is_max, ddof, eps, stream);
+                   std::int64_t group_of_one, py::handle stream) {
+  Bound bound =
+      bind(rewards, boundaries, group_size, normalize, eps_is_max, ddof, eps, group_of_one, stream);
   GroupAdvantagesCall& call = bound.call;
   templates::group_advantages_op.check(call);
   const Output advantages = make_output(bound.rewards.framework, DType::f32, call.device,
@@ -53,8 +55,10 @@ py::object forward(py::handle rewards, py::handle boundaries, std::int64_t group
 }
 
 py::tuple explain(py::handle rewards, py::handle boundaries, std::int64_t group_size,
-                  std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps) {
-  Bound bound = bind(rewards, boundaries, group_size, normalize, eps_is_max, ddof, eps, py::none());
+                  std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps,
+                  std::int64_t group_of_one) {
+  Bound bound = bind(rewards, boundaries, group_size, normalize, eps_is_max, ddof, eps,
+                     group_of_one, py::none());
   jit::Explanation found;
   without_gil([&] { found = jit::Dispatcher::instance().explain(bound.call); });
   return py::make_tuple(found.kernel, found.key, found.variant, found.source, found.reason);

@@ -131,6 +131,7 @@ def group_advantages(
     eps_is_max: bool,
     ddof: int,
     eps: float,
+    group_of_one: int,
     stream: int | None,
 ) -> Any: ...
 def group_advantages_explain(
@@ -141,6 +142,7 @@ def group_advantages_explain(
     eps_is_max: bool,
     ddof: int,
     eps: float,
+    group_of_one: int,
 ) -> tuple[str, str, str, str, str]: ...
 def configure(
     policy: str | None,

@@ -478,16 +478,18 @@ def group_advantages(
     *,
     samples_per_prompt: int | None = None,
     group_boundaries: Tensor | None = None,
-    normalize: str = "std",
-    ddof: int = 1,
-    eps: float = 1e-6,
-    eps_mode: str = "add",
+    dialect: str = "rlk",
+    normalize: str | None = None,
+    ddof: int | None = None,
+    eps: float | None = None,
+    eps_mode: str | None = None,
+    group_of_one: str | None = None,
     stream: int | None = None,
 ) -> Tensor:
     """Each reward against the mean of its group, as GRPO, Dr.GRPO and RLOO take it.
 
     ``(reward - mean) / denominator`` in two passes of float64, rounded once to float32. A group of
-    equal rewards (one of size 1 too) gives exactly 0. No gradient flows.
+    equal rewards gives exactly 0. No gradient flows.
 
     Args:
         rewards: any shape and floating dtype, one a sequence; groups are neighbours in row-major
@@ -496,10 +498,15 @@ def group_advantages(
         group_boundaries: ``[P + 1]`` integers in its place: group g is
             ``[boundaries[g], boundaries[g + 1])``. Starts at 0, ends at the number of rewards,
             strictly increases. On CUDA a list or host array is checked; a device tensor is not.
-        normalize: "std": the standard deviation and eps; "center": 1 (Dr.GRPO); "rloo": the mean
-            is that of the others.
-        ddof: 0 or 1, of the standard deviation.
-        eps: added to it (eps_mode "add"), or its least value ("max").
+        dialect: rules of "rlk", "rl_kernel", "verl", "verl_old", "skyrl", "trl", "openrlhf",
+            "nemo", "slime", "areal" or "liger" for what is None below: `rlk.losses.ADVANTAGES`.
+        normalize: "std" (default): the standard deviation and eps; "center": 1 (Dr.GRPO); "rloo":
+            the mean is that of the others; "loo_std": mean and standard deviation are, which
+            divides only where it is above 0 (NeMo).
+        ddof: 0 or 1 (default), of the standard deviation.
+        eps: 1e-6, added to it (eps_mode "add", the default), or its least value ("max").
+        group_of_one: advantage of a reward without others: "zero" (default), "reward": itself,
+            "error": refused; NaN where boundaries in device memory have such a group.
         stream: as in `linear_logp`.
 
     Returns:
@@ -520,10 +527,12 @@ def group_advantages(
         rewards,
         samples_per_prompt=samples_per_prompt,
         group_boundaries=group_boundaries,
+        dialect=dialect,
         normalize=normalize,
         ddof=ddof,
         eps=eps,
         eps_mode=eps_mode,
+        group_of_one=group_of_one,
         stream=stream,
     )
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policy losses of other systems as rules that `rlk.jit.ppo_loss` takes, side by side.
 
-`DIALECTS` is the table: what each system's loss does where they disagree. `diff` prints the rules
-in which two of them differ, and the loss under each. `combine` adds up micro-batches.
+`DIALECTS` is the table: what each system's loss does where they disagree. `ADVANTAGES` is that of
+`rlk.jit.group_advantages`. `diff` prints the rules in which two of them differ, and the loss under
+each. `combine` adds up micro-batches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from typing import Any
 from rlk._metrics import Metrics, combine
 from rlk.errors import InvalidArgument, text
 
-__all__ = ["DIALECTS", "Metrics", "Rules", "combine", "diff", "rules"]
+__all__ = [
+    "ADVANTAGES",
+    "DIALECTS",
+    "AdvantageRules",
+    "Metrics",
+    "Rules",
+    "advantage_rules",
+    "combine",
+    "diff",
+    "rules",
+]
 
 inf = float("inf")
 Bounds = float | tuple[float, float]  # one number: both sides
@@ -171,16 +182,58 @@ DIALECTS: Mapping[str, Rules] = {
 }
 
 
+@dataclass(frozen=True)
+class AdvantageRules:
+    """The rules of one dialect's GRPO advantages; the defaults are rlk's own. Each is an option of
+    `group_advantages`."""
+
+    normalize: str = "std"
+    ddof: int = 1
+    eps: float = 1e-6
+    eps_mode: str = "add"  #: to the standard deviation; "max": its least value
+    group_of_one: str = "zero"  #: its advantage; "reward": the raw one; "error": refused
+
+
+_RAW = AdvantageRules(group_of_one="reward")
+_EPS_4 = AdvantageRules(eps=1e-4)
+
+#: What each system does, at the snapshots named in docs/ppo_loss.md.
+ADVANTAGES: Mapping[str, AdvantageRules] = {
+    "rlk": AdvantageRules(),
+    "rl_kernel": AdvantageRules(ddof=0, eps_mode="max"),
+    "verl": _RAW,
+    "verl_old": _RAW,
+    "skyrl": _RAW,
+    "trl": _EPS_4,
+    "openrlhf": AdvantageRules(eps=1e-9, group_of_one="error"),
+    "nemo": AdvantageRules(normalize="loo_std"),
+    "slime": AdvantageRules(),
+    "areal": AdvantageRules(eps=1e-5),
+    "liger": _EPS_4,
+}
+
+
 def rules(dialect: str) -> Rules:
-    """The rules of a dialect by name. Raises rlk.InvalidArgument."""
+    """The loss's rules of a dialect by name. Raises rlk.InvalidArgument."""
+    return DIALECTS[_known("ppo_loss", dialect)]
+
+
+def advantage_rules(dialect: str) -> AdvantageRules:
+    """The advantages' rules of a dialect by name. Raises rlk.InvalidArgument."""
+    return ADVANTAGES[_known("group_advantages", dialect)]
+
+
+def _known(op: str, dialect: str) -> str:
     if not isinstance(dialect, str) or dialect not in DIALECTS:
         expected = ", ".join(DIALECTS)
-        raise InvalidArgument(f"ppo_loss: dialect: expected {expected}, got {text(dialect)}")
-    return DIALECTS[dialect]
+        raise InvalidArgument(f"{op}: dialect: expected {expected}, got {text(dialect)}")
+    return dialect
 
 
 def diff(a: str, b: str, batch: Mapping[str, Any] | None = None, **options: Any) -> str:
     """The rules in which two dialects differ, a line each, and the loss under each.
+
+    Those of the advantages come after those of the loss.
 
     Args:
         a, b: names in `DIALECTS`.
@@ -196,16 +249,19 @@ def diff(a: str, b: str, batch: Mapping[str, Any] | None = None, **options: Any)
 
     Example:
         >>> print(rlk.losses.diff("verl", "trl"))
-        rule                  verl           trl
-        use_dual_clip         True           False
+        rule                           verl           trl
+        use_dual_clip                  True           False
         ...
+        group_advantages.group_of_one  reward         zero
     """
-    first, second = rules(a), rules(b)
     rows = [("rule", a, b)]
-    for field in fields(Rules):
-        values = (getattr(first, field.name), getattr(second, field.name))
-        if values[0] != values[1]:
-            rows.append((field.name, _text(values[0]), _text(values[1])))
+    pairs: list[tuple[str, Any, Any]] = [("", rules(a), rules(b))]
+    pairs.append(("group_advantages.", advantage_rules(a), advantage_rules(b)))
+    for place, first, second in pairs:
+        for field in fields(first):
+            values = (getattr(first, field.name), getattr(second, field.name))
+            if values[0] != values[1]:
+                rows.append((place + field.name, _text(values[0]), _text(values[1])))
     if batch is not None:
         if not isinstance(batch, Mapping):
             got = type(batch).__name__

@@ -4,6 +4,8 @@
 
 #include "runtime/error.hpp"
 
+#include <string>
+
 namespace rlk::templates {
 
 void expect_boundaries(const Dense<long long>& starts, const char* argument, long long end,
@@ -18,8 +20,11 @@ void expect_boundaries(const Dense<long long>& starts, const char* argument, lon
   }
   for (std::size_t i = 1; i < values.size(); ++i) {
     if (values[i] - values[i - 1] >= least) continue;
-    throw InvalidArgument("{}: expected {}, got {} after {}", argument,
-                          least > 0 ? "to increase" : "not to decrease", values[i], values[i - 1]);
+    const std::string step = least > 1   ? "to increase by at least " + std::to_string(least)
+                             : least > 0 ? "to increase"
+                                         : "not to decrease";
+    throw InvalidArgument("{}: expected {}, got {} after {}", argument, step, values[i],
+                          values[i - 1]);
   }
 }
 

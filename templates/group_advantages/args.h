@@ -4,7 +4,8 @@
 
 namespace rlk {
 
-enum AdvantageNormalize : long long { kStd, kCenter, kRloo };
+enum AdvantageNormalize : long long { kStd, kCenter, kRloo, kLooStd };
+enum AdvantageOfOne : long long { kZero, kReward, kRefused };  // kRefused: NaN where it gets by
 
 struct GroupAdvantagesArgs {
   long long num_rewards, num_groups;
@@ -17,7 +18,8 @@ struct GroupAdvantagesArgs {
   long long eps_is_max;  // 1: divides by max(std, eps), 0: by std + eps; where kEpsIsMax is -1
   long long ddof;
   double eps;
-  float* advantages;  // [num_rewards]
+  long long group_of_one;  // an AdvantageOfOne
+  float* advantages;       // [num_rewards]
 };
 
 using GroupAdvantagesCpuStep = void (*)(const GroupAdvantagesArgs* args, long long begin,

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // group_advantages on CUDA: rewards against the mean of their group.
 //
-//   advantage = (reward - mean) / denominator, in float64, two passes; 0 in a group of equal
-//   rewards std     sqrt(sum (reward - mean)^2 / (n - ddof)) + eps, or max(that, eps) center  1
-//   rloo    (n - 1) / n: the mean is of the others
+//   advantage = (reward - mean) / denominator, in float64, two passes; 0 where rewards are equal
+//
+//   std      sqrt(sum (reward - mean)^2 / (n - ddof)) + eps, or max(that, eps)
+//   center   1
+//   rloo     (n - 1) / n: the mean is of the others
+//   loo_std  mean and std are of the others; 1 where their std is 0
 //
 // Rendered before this text; args.h has their values, -1 is run-time:
 //   kNormalize, kEpsIsMax
@@ -11,7 +14,7 @@
 //                                   grid
 //   rlk_group_advantages_fwd_main   any x 256, a warp a group -> advantages
 //
-// Reads each reward three times, writes 4 bytes. A lane adds every 32nd reward, then the lanes a
+// Reads each reward four times, writes 4 bytes. A lane adds every 32nd reward, then the lanes a
 // tree: the order follows the group's size alone.
 #include "common/cuda/element.cuh"
 #include "common/cuda/lanes.cuh"
@@ -34,42 +37,70 @@ RLK_DEVICE double sum_of_lanes(double x) {
   return x;
 }
 
+RLK_DEVICE double max_of_lanes(double x) {
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes *= 2) {
+    const double other = __shfl_xor_sync(kFullWarp, x, lanes);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+
 extern "C" __global__ void __launch_bounds__(256)
     rlk_group_advantages_fwd_main(const __grid_constant__ GroupAdvantagesArgs a) {
   const int lane = threadIdx.x % 32;
-  const auto reward = [&](Int64 j) {
+  const auto raw = [&](Int64 j) {
     if (a.type == kFloat64) return static_cast<const double*>(a.rewards)[j * a.stride];
     return static_cast<double>(read_float(a.rewards, j * a.stride, a.type));
   };
 #pragma unroll 1
   for (Int64 i = blockIdx.x * Int64{8} + threadIdx.x / 32; i < a.num_groups;
        i += gridDim.x * Int64{8}) {
-    const auto [first, last] = group(a, i);
-    if (first >= last) continue;
-    const double one = reward(first);
+    const Group g = group(a, i);
+    if (g.first >= g.last) continue;
+    if (g.last - g.first == 1) {
+      if (lane == 0) a.advantages[g.first] = advantage_alone(a, raw(g.first));
+      continue;
+    }
+    const double one = raw(g.first);
     bool equal = true;
-    double sum = 0.0;
+    double largest = 0.0;
 #pragma unroll 1
-    for (Int64 j = first + lane; j < last; j += 32) {
-      const double x = reward(j);
+    for (Int64 j = g.first + lane; j < g.last; j += 32) {
+      const double x = raw(j), size = x < 0.0 ? -x : x;
       equal = equal && x == one;
-      sum = sum + x;
+      largest = size > largest ? size : largest;
     }
     equal = __all_sync(kFullWarp, equal);
-    const double count = static_cast<double>(last - first), mean = sum_of_lanes(sum) / count;
-    double squares = 0.0;
-    if (normalize(a) == kStd) {
+    const double scale = scale_of(max_of_lanes(largest));
+    const auto reward = [&](Int64 j) { return raw(j) * scale; };
+    double sum = 0.0;
 #pragma unroll 1
-      for (Int64 j = first + lane; j < last; j += 32) {
-        const double x = reward(j) - mean;
-        squares = squares + x * x;
+    for (Int64 j = g.first + lane; j < g.last; j += 32) sum = sum + reward(j);
+    const double count = static_cast<double>(g.last - g.first);
+    GroupStatistics s{scale, count, sum_of_lanes(sum) / count, 0.0};
+    if (normalize(a) == kStd || normalize(a) == kLooStd) {
+#pragma unroll 1
+      for (Int64 j = g.first + lane; j < g.last; j += 32) {
+        const double x = reward(j) - s.mean;
+        s.squares = s.squares + x * x;
       }
     }
-    // One division a group: a third one in the loop spills on sm_100.
-    const double inverse = 1.0 / denominator(a, count, sum_of_lanes(squares));
+    s.squares = sum_of_lanes(s.squares);
+    if (normalize(a) == kLooStd) {
+      const Others others = others_of(a, s);
 #pragma unroll 1
-    for (Int64 j = first + lane; j < last; j += 32) {
-      a.advantages[j] = equal ? 0.0f : static_cast<float>((reward(j) - mean) * inverse);
+      for (Int64 j = g.first + lane; j < g.last; j += 32) {
+        const double x = against_others(a, s, others, g, j, reward);
+        a.advantages[j] = equal ? 0.0f : static_cast<float>(x);
+      }
+      continue;
+    }
+    // One division a group: a third one in the loop spills on sm_100.
+    const double inverse = 1.0 / denominator(a, s);
+#pragma unroll 1
+    for (Int64 j = g.first + lane; j < g.last; j += 32) {
+      a.advantages[j] = equal ? 0.0f : static_cast<float>((reward(j) - s.mean) * inverse);
     }
   }
 }

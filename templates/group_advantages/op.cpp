@@ -18,7 +18,7 @@ namespace rlk {
 namespace {
 
 constexpr std::string_view k_types[] = {"none", "f32"};
-constexpr std::string_view k_normalize[] = {"std", "center", "rloo"};
+constexpr std::string_view k_normalize[] = {"std", "center", "rloo", "loo_std"};
 constexpr std::string_view k_eps_modes[] = {"", "max"};
 
 constexpr jit::ConstantDef k_constants[] = {
@@ -29,6 +29,10 @@ constexpr jit::ConstantDef k_constants[] = {
 
 constexpr const char* k_entries[] = {"rlk_group_advantages_fwd_main"};
 
+long long least_group(const GroupAdvantagesCall& call) {
+  return call.group_of_one == kRefused ? 2 : 1;
+}
+
 void check(const jit::OpCall& base) {
   const auto& call = static_cast<const GroupAdvantagesCall&>(base);
   if (!is_floating(call.rewards.dtype)) {
@@ -38,6 +42,12 @@ void check(const jit::OpCall& base) {
   const std::int64_t count = call.rewards.num_elements();
   const Tensor& starts = call.group_starts;
   if (!starts.present()) {
+    if (call.group_size < least_group(call)) {
+      throw InvalidArgument(
+          "group_advantages: samples_per_prompt: expected at least 2 with group_of_one='error', "
+          "got {}",
+          call.group_size);
+    }
     if (count % call.group_size == 0) return;
     throw InvalidArgument(
         "group_advantages: samples_per_prompt: expected a divisor of the {} rewards, got {}", count,
@@ -66,6 +76,7 @@ GroupAdvantagesArgs args_of(const GroupAdvantagesCall& call) {
   args.eps_is_max = call.eps_is_max;
   args.ddof = call.ddof;
   args.eps = call.eps;
+  args.group_of_one = call.group_of_one;
   args.advantages = static_cast<float*>(call.advantages.data);
   return args;
 }
@@ -74,7 +85,8 @@ void launch_cpu(const LoadedKernel& kernel, const GroupAdvantagesCall& call) {
   GroupAdvantagesArgs args = args_of(call);
   const auto rewards = templates::dense_doubles(call.rewards);
   const auto starts = templates::dense_integers(call.group_starts);
-  templates::expect_boundaries(starts, "group_advantages: group_boundaries", args.num_rewards, 1);
+  templates::expect_boundaries(starts, "group_advantages: group_boundaries", args.num_rewards,
+                               least_group(call));
   args.rewards = rewards.data;
   args.starts = starts.data;
   const auto step = reinterpret_cast<GroupAdvantagesCpuStep>(kernel.entries[0]);

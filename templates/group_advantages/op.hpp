@@ -17,7 +17,8 @@ struct GroupAdvantagesCall : jit::OpCall {
   bool eps_is_max = false;
   std::int64_t ddof = 1;
   double eps = 1e-6;
-  Tensor advantages;  // float32, written
+  std::int64_t group_of_one = kZero;  // an AdvantageOfOne
+  Tensor advantages;                  // float32, written
 };
 
 namespace templates {

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from losses import expected_advantages, leave_one_out
 
 import rlk
+from rlk.losses import ADVANTAGES, DIALECTS
 
 pytestmark = pytest.mark.usefixtures("generic")
 
@@ -27,24 +29,6 @@ def advantages(rewards, dtype="float32", **options):
     return rlk.jit.group_advantages(np.asarray(rewards, dtype), **options)
 
 
-def expected(rewards, starts, normalize="std", ddof=1, eps=1e-6, eps_mode="add"):
-    """In float64, group by group."""
-    rewards = np.asarray(rewards, np.float64)
-    found = np.zeros(len(rewards))
-    for first, last in pairwise(starts):
-        x = rewards[first:last]
-        if (x == x[0]).all():
-            continue
-        std = np.sqrt(((x - x.mean()) ** 2).sum() / max(len(x) - ddof, 1))
-        below = {
-            "std": std + eps if eps_mode == "add" else max(std, eps),
-            "center": 1.0,
-            "rloo": (len(x) - 1) / len(x),
-        }[normalize]
-        found[first:last] = (x - x.mean()) / below
-    return found
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", GOLDEN)
 def test_golden(case, kind):
@@ -54,7 +38,10 @@ def test_golden(case, kind):
     np.testing.assert_allclose(got, GOLDEN[case][kind], rtol=1e-5)
 
 
-@pytest.mark.parametrize("normalize", ["std", "center", "rloo"])
+NORMALIZE = ("std", "center", "rloo", "loo_std")
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
 @pytest.mark.parametrize("reward", [0.95, 0.1, -3.7e8, 0.0])
 def test_equal_rewards_give_zero(normalize, reward):
     """Noise over eps elsewhere: 0.92 in one system."""
@@ -69,6 +56,33 @@ def test_a_group_of_one_gives_zero():
     assert got[2] == -got[3]
 
 
+@pytest.mark.parametrize(
+    ("rewards", "want"),
+    [
+        ([0, *[0.95] * 7], [-0.95, *[0.95 / 7 / (np.std([0, *[0.95] * 6], ddof=1) + 1e-6)] * 7]),
+        ([1, 0, 0, 0], [1, *[-1 / 3 / (np.std([1, 0, 0], ddof=1) + 1e-6)] * 3]),
+        ([0.3, 0.1], [0.2, -0.2]),
+        ([0.7], [0.0]),
+        ([0.1, 0.1, 0.1], [0.0, 0.0, 0.0]),
+        ([0.1, 0.1, 0.4], [-0.15 / (np.sqrt(0.045) + 1e-6)] * 2 + [0.3]),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_nemo_leaves_one_out_of_mean_and_std(rewards, want, dtype):
+    """NeMo 4158, 4161, 1518, 1519: others that tie have a standard deviation of exactly 0, and
+    their sample is not divided; nor are two."""
+    got = advantages(rewards, dtype, samples_per_prompt=len(rewards), dialect="nemo")
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1e-6, 1e-9])
+def test_an_outlier_hides_no_digit_of_the_others(spread):
+    rewards = [1.0, *(1e4 + spread * np.arange(5))]
+    got = advantages(rewards, "float64", samples_per_prompt=6, normalize="loo_std", eps=0.0)
+    want = leave_one_out(np.array(rewards), 1, 0.0, "add")
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def test_leave_one_out():
     """NeMo 4158, 1518: no -2075, no 1e6."""
     got = advantages([0, *[0.95] * 7], samples_per_prompt=8, normalize="rloo")
@@ -77,7 +91,7 @@ def test_leave_one_out():
     np.testing.assert_allclose(got, [1, -1 / 3, -1 / 3, -1 / 3], rtol=1e-6)
 
 
-@pytest.mark.parametrize("normalize", ["std", "center", "rloo"])
+@pytest.mark.parametrize("normalize", NORMALIZE)
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("eps_mode", ["add", "max"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
@@ -87,10 +101,10 @@ def test_ragged_groups(normalize, ddof, eps_mode, dtype):
     rewards = rng.normal(size=140).astype(dtype)
     options = {"normalize": normalize, "ddof": ddof, "eps_mode": eps_mode, "eps": 1e-3}
     got = advantages(rewards, dtype, group_boundaries=starts, **options)
-    want = expected(rewards, starts, **options)
+    want = expected_advantages(rewards, starts, **options)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
     for first, last in pairwise(starts):
-        assert abs(got[first:last].sum()) <= 1e-5 * (last - first)
+        assert abs(got[first:last].sum()) <= 1e-5 * (last - first) or normalize == "loo_std"
         alone = advantages(
             rewards[first:last], dtype, group_boundaries=[0, last - first], **options
         )
@@ -100,12 +114,113 @@ def test_ragged_groups(normalize, ddof, eps_mode, dtype):
 def test_specialized_is_generic_bit_for_bit():
     rewards = np.random.default_rng(1).normal(size=48)
     choices = [{}, {"eps_mode": "max"}, {"normalize": "center"}, {"normalize": "rloo"}]
+    choices += [{"normalize": "loo_std"}, {"normalize": "loo_std", "eps_mode": "max"}]
     want = [advantages(rewards, "float64", **choice) for choice in choices]
     rlk.jit.configure(specialize=True, policy="sync")
     before = rlk.jit.cache_info().fallbacks
     for choice, generic in zip(choices, want, strict=True):
         assert np.array_equal(advantages(rewards, "float64", **choice), generic)
     assert rlk.jit.cache_info().fallbacks == before
+
+
+# Of each system: its formula of one group, from its source, in float64.
+def _bessel(eps):
+    return lambda x: (x - x.mean()) / (x.std(ddof=1) + eps)
+
+
+FORMULAS = {
+    "rlk": _bessel(1e-6),
+    "rl_kernel": lambda x: (x - x.mean()) / max(x.std(), 1e-6),
+    "verl": _bessel(1e-6),
+    "verl_old": _bessel(1e-6),
+    "skyrl": _bessel(1e-6),
+    "trl": _bessel(1e-4),
+    "openrlhf": _bessel(1e-9),
+    "nemo": lambda x: leave_one_out(x, 1, 1e-6, "add"),
+    "slime": _bessel(1e-6),
+    "areal": _bessel(1e-5),
+    "liger": _bessel(1e-4),
+}
+RAW = ("verl", "verl_old", "skyrl")
+
+
+def test_the_table_of_dialects_is_that_of_the_losses():
+    assert tuple(ADVANTAGES) == tuple(DIALECTS) == tuple(FORMULAS)
+    assert np.array_equal(advantages([1, 2, 4, 8]), advantages([1, 2, 4, 8], dialect="rlk"))
+
+
+@pytest.mark.parametrize("dialect", FORMULAS)
+def test_dialects(dialect):
+    """D2, D3 of the reference: a spread of 1e-5 shows every eps."""
+    rng = np.random.default_rng(3)
+    for scale in (1.0, 1e-5):
+        rewards = scale * rng.normal(size=24)
+        got = advantages(rewards, "float64", samples_per_prompt=6, dialect=dialect)
+        want = np.concatenate([FORMULAS[dialect](x) for x in rewards.reshape(4, 6)])
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dialect", FORMULAS)
+def test_a_group_of_one_of_each_dialect(dialect):
+    """D4, item 22: raw reward in verl and SkyRL, refused by OpenRLHF, 0 elsewhere."""
+    options = {"group_boundaries": [0, 3, 4], "dialect": dialect}
+    rewards = [1, 2, 4, 0.7]
+    if dialect == "openrlhf":
+        with pytest.raises(rlk.InvalidArgument, match="group_boundaries: expected to increase by"):
+            advantages(rewards, **options)
+        with pytest.raises(rlk.InvalidArgument, match="samples_per_prompt: expected at least 2"):
+            advantages(rewards, samples_per_prompt=1, dialect=dialect)
+    else:
+        want = np.float32(0.7) if dialect in RAW else 0.0
+        assert advantages(rewards, **options)[3] == want
+    assert advantages(rewards, **options, group_of_one="reward")[3] == np.float32(0.7)
+    assert advantages(rewards, **options, group_of_one="zero")[3] == 0
+
+
+def test_a_count_that_is_no_multiple_is_an_error_in_every_dialect():
+    """Item 22: slime normalises over the whole batch then, which boundaries say in words."""
+    rewards = np.random.default_rng(0).normal(size=6)
+    for dialect in FORMULAS:
+        with pytest.raises(rlk.InvalidArgument, match="samples_per_prompt: expected a divisor"):
+            advantages(rewards, samples_per_prompt=4, dialect=dialect)
+    got = advantages(rewards, "float64", group_boundaries=[0, 6], dialect="slime")
+    np.testing.assert_allclose(got, _bessel(1e-6)(rewards), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dialect", FORMULAS)
+def test_an_option_beside_a_dialect_overrides(dialect):
+    rewards = 1e-3 * np.random.default_rng(5).normal(size=12)
+    own = {"normalize": "std", "ddof": 0, "eps": 1e-3, "eps_mode": "max"}
+    got = advantages(rewards, "float64", dialect=dialect, **own)
+    assert np.array_equal(got, advantages(rewards, "float64", **own))
+    for name, value in own.items():
+        rules = {**vars(ADVANTAGES[dialect]), name: value}
+        alone = advantages(rewards, "float64", dialect=dialect, **{name: value})
+        assert np.array_equal(alone, advantages(rewards, "float64", **rules))
+
+
+@pytest.mark.parametrize("name", ["ddof", "eps", "eps_mode"])
+@pytest.mark.parametrize("normalize", ["center", "rloo"])
+def test_what_a_denominator_without_std_does_not_read_may_be_anything(name, normalize):
+    got = advantages([1, 2, 4, 8], normalize=normalize, **{name: "no"})
+    assert np.array_equal(got, advantages([1, 2, 4, 8], normalize=normalize))
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("size", [1e308, 1.7e308, 1e200, 1e-200, 4e-323, 5e-324])
+def test_rewards_at_the_ends_of_float64(normalize, size):
+    """Neither their sum nor their squares overflow or vanish: the same as with ordinary ones."""
+    plain = np.array([-1.0, 1.0, 1.0, 0.0])
+    options = {"samples_per_prompt": 4, "normalize": normalize, "eps": 0.0}
+    got = advantages(size * plain, "float64", **options)
+    want = advantages(plain, "float64", **options)
+    if normalize in ("center", "rloo"):
+        with np.errstate(over="ignore"):
+            want = (size * want.astype(float)).astype(np.float32)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    with_eps = advantages(size * plain, "float64", **{**options, "eps": 1e-6})
+    if normalize in ("std", "loo_std"):
+        np.testing.assert_allclose(with_eps, want if size > 1 else 0 * want, rtol=1e-6)
 
 
 def test_shapes_and_strides():
@@ -137,7 +252,11 @@ def test_nan_stays_in_its_group():
         ({"samples_per_prompt": 0}, "from 1 up"),
         ({"samples_per_prompt": 2, "group_boundaries": [0, 6]}, "both"),
         ({"samples_per_prompt": None}, "neither"),
-        ({"samples_per_prompt": 3, "normalize": "mean"}, "std, center, rloo"),
+        ({"samples_per_prompt": 3, "normalize": "mean"}, "std, center, rloo, loo_std"),
+        ({"samples_per_prompt": 3, "group_of_one": "raw"}, "zero, reward, error"),
+        ({"samples_per_prompt": 1, "group_of_one": "error"}, "at least 2 .* got 1"),
+        ({"group_boundaries": [0, 5, 6], "group_of_one": "error"}, "by at least 2, got 6 after 5"),
+        ({"samples_per_prompt": 3, "dialect": "grpo"}, "dialect: expected rlk, .* got 'grpo'"),
         ({"samples_per_prompt": 3, "eps_mode": "sum"}, "add, max"),
         ({"samples_per_prompt": 3, "ddof": 2}, "0 or 1"),
         ({"samples_per_prompt": 3, "eps": -1.0}, "from 0 up"),
@@ -159,7 +278,10 @@ def test_torch_tensors():
     assert np.array_equal(got, advantages([1.0, 0, 0, 1], samples_per_prompt=2))
 
 
-@pytest.mark.parametrize("name", ["normalize", "eps_mode", "ddof", "eps", "samples_per_prompt"])
+@pytest.mark.parametrize(
+    "name",
+    ["dialect", "normalize", "eps_mode", "group_of_one", "ddof", "eps", "samples_per_prompt"],
+)
 @pytest.mark.parametrize(
     "wrong", [np.zeros(2), [1], {}, b"1", 10**400, 10**5000, -1.5], ids=lambda w: str(type(w))
 )

@@ -154,6 +154,9 @@ def test_diff_prints_rules_and_losses():
     assert lines[0].split() == ["rule", "verl", "trl"]
     assert any(line.split() == ["use_dual_clip", "True", "False"] for line in lines)
     assert not any(line.startswith("eps_clip_low") for line in lines)
+    assert lines[-1].split() == ["group_advantages.group_of_one", "reward", "zero"]
+    last = diff("nemo", "areal").splitlines()[-2:]
+    assert [line.split()[1:] for line in last] == [["loo_std", "std"], ["1e-06", "1e-05"]]
     assert diff("rlk", "rlk").splitlines() == ["rule  rlk  rlk"]
     b = batch(spread=1.5)
     arguments = {"log_probs": b.log_probs, "old_log_probs": b.old, "advantages": b.advantages}
@@ -169,6 +172,8 @@ def test_what_is_no_dialect_and_no_metrics():
     for wrong in ([], None, 1):
         with pytest.raises(rlk.InvalidArgument, match=r"dialect: expected rlk, .*got "):
             rlk.losses.rules(wrong)
+        with pytest.raises(rlk.InvalidArgument, match=r"^group_advantages: dialect: .*got "):
+            rlk.losses.advantage_rules(wrong)
     with pytest.raises(rlk.InvalidArgument, match=r"^ppo_loss: batch: expected"):
         diff("rlk", "trl", [1])
     metrics = batch().loss().metrics

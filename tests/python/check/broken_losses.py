@@ -160,8 +160,11 @@ def advantages(
     ddof: int = 1,
     eps: float = 1e-6,
     eps_mode: str = "add",
+    group_of_one: str = "zero",
 ) -> Array:
     """group_advantages, right."""
+    if samples_per_prompt == 1 and group_of_one == "reward":
+        return np.asarray(rewards, F)
     return _advantages(rewards, samples_per_prompt, normalize, ddof, eps, eps_mode, np.float64)
 
 
@@ -172,6 +175,7 @@ def one_pass_variance(
     ddof: int = 1,
     eps: float = 1e-6,
     eps_mode: str = "add",
+    group_of_one: str = "zero",
 ) -> Array:
     """E[x^2] - E[x]^2 in fp32."""
     return _advantages(rewards, samples_per_prompt, normalize, ddof, eps, eps_mode, F)
@@ -184,6 +188,7 @@ def noise_of_equal_rewards(
     ddof: int = 1,
     eps: float = 1e-6,
     eps_mode: str = "add",
+    group_of_one: str = "zero",
 ) -> Array:
     """The mean's rounding over eps."""
     x = np.asarray(rewards, F).reshape(-1, samples_per_prompt)
@@ -200,6 +205,8 @@ def _advantages(rewards, size, normalize, ddof, eps, eps_mode, kind):
     else:
         squares = ((x - mean) ** 2).sum(-1, keepdims=True)
     std = np.sqrt(squares / max(size - ddof, 1))
+    if normalize == "loo_std":
+        return _without_each(x, ddof, eps, eps_mode).reshape(rewards.shape).astype(F)
     below = {
         "std": std + eps if eps_mode == "add" else np.maximum(std, eps),
         "center": np.ones_like(std),
@@ -207,6 +214,18 @@ def _advantages(rewards, size, normalize, ddof, eps, eps_mode, kind):
     }[normalize]
     equal = (x == x[:, :1]).all(-1, keepdims=True)
     return np.where(equal, 0, (x - mean) / below).reshape(rewards.shape).astype(F)
+
+
+def _without_each(x, ddof, eps, eps_mode):
+    found = np.zeros_like(x)
+    for j in range(x.shape[1]):
+        others = np.delete(x, j, 1)
+        away = x[:, j] - others.mean(1) if others.size else 0 * x[:, j]
+        ties = (others == others[:, :1]).all(1)
+        std = others.std(1, ddof=min(ddof, max(others.shape[1] - 1, 0))) if others.size else away
+        own = std + eps if eps_mode == "add" else np.maximum(std, eps)
+        found[:, j] = np.where((x == x[:, :1]).all(1), 0, away / np.where(ties, 1, own))
+    return found
 
 
 for _function in (advantages, one_pass_variance, noise_of_equal_rewards):

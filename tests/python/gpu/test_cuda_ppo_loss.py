@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """ppo_loss and group_advantages on the device: the CPU's cases against float64, and bits."""
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from losses import GRAD_RTOL, LOSS_RTOL, Batch, active, batch, same, same_metrics
+from losses import (
+    GRAD_RTOL,
+    LOSS_RTOL,
+    Batch,
+    active,
+    batch,
+    expected_advantages,
+    same,
+    same_metrics,
+)
 from on_device import DEVICE, cuda_only, shifted, spaced, tensor, torch, transposed
 
 import rlk
@@ -295,7 +303,7 @@ def test_a_graph_captures_it():
     assert same(leaf.grad.cpu(), want.grad)
 
 
-@pytest.mark.parametrize("normalize", ["std", "center", "rloo"])
+@pytest.mark.parametrize("normalize", ["std", "center", "rloo", "loo_std"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_group_advantages(normalize, dtype):
     starts = [0, 1, 3, 10, 40, 41, 140, 5000]
@@ -303,13 +311,48 @@ def test_group_advantages(normalize, dtype):
     exact = rewards.double().cpu().numpy()
     for given in (starts, tensor(np.array(starts)), tensor(np.array(starts), "int32")):
         got = rlk.jit.group_advantages(rewards, group_boundaries=given, normalize=normalize).cpu()
-        for first, last in pairwise(starts):
-            x, n = exact[first:last], last - first
-            below = {"std": x.std(ddof=1) + 1e-6 if n > 1 else 1, "center": 1, "rloo": (n - 1) / n}
-            want = (x - x.mean()) / below[normalize] if n > 1 else 0 * x
-            np.testing.assert_allclose(got[first:last], want, rtol=1e-5, atol=1e-7)
+        want = expected_advantages(exact, starts, normalize)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
     for wrong in ([2, 5000], [0, 10], [0, 9, 9, 5000]):
         with pytest.raises(rlk.InvalidArgument, match="group_boundaries"):
             rlk.jit.group_advantages(rewards, group_boundaries=wrong)
     same_rewards = tensor(np.full(64, 0.1), dtype)
     assert not rlk.jit.group_advantages(same_rewards, samples_per_prompt=8, eps=1e-9).any()
+
+
+@pytest.mark.parametrize("dialect", rlk.losses.ADVANTAGES)
+def test_group_advantages_of_dialects(dialect):
+    rules = dict(vars(rlk.losses.ADVANTAGES[dialect]))
+    starts = [0, 2, 10, 18] if dialect == "openrlhf" else [0, 1, 3, 10, 18]
+    rewards = np.random.default_rng(0).normal(size=18)
+    rewards[10:17] = 0.95  # others that tie
+    got = rlk.jit.group_advantages(tensor(rewards), group_boundaries=starts, dialect=dialect).cpu()
+    np.testing.assert_allclose(got, expected_advantages(rewards, starts, **rules), rtol=1e-5)
+    alone = rlk.jit.group_advantages(
+        tensor(rewards), samples_per_prompt=1, dialect=dialect, group_of_one="reward"
+    )
+    np.testing.assert_array_equal(alone.cpu(), rewards.astype(np.float32))
+
+
+@cuda_only
+def test_a_group_of_one_is_refused():
+    rewards = tensor(np.arange(6.0))
+    options = {"group_of_one": "error"}
+    with pytest.raises(rlk.InvalidArgument, match="increase by at least 2 from 0 to 6"):
+        rlk.jit.group_advantages(rewards, group_boundaries=[0, 5, 6], **options)
+    given = tensor(np.array([0, 5, 6]))  # seen by the kernel alone
+    got = rlk.jit.group_advantages(rewards, group_boundaries=given, **options)
+    assert got.isnan().tolist() == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize("normalize", ["std", "center", "rloo", "loo_std"])
+@pytest.mark.parametrize("size", [1.7e308, 1e200, 1e-200, 4e-323])
+def test_rewards_at_the_ends_of_float64(normalize, size):
+    plain = np.array([-1.0, 1.0, 1.0, 0.0])
+    options = {"samples_per_prompt": 4, "normalize": normalize, "eps": 0.0}
+    got = rlk.jit.group_advantages(tensor(size * plain), **options).cpu().numpy()
+    want = rlk.jit.group_advantages(tensor(plain), **options).cpu().numpy()
+    if normalize in ("center", "rloo"):
+        with np.errstate(over="ignore"):
+            want = (size * want.astype(float)).astype(np.float32)
+    np.testing.assert_allclose(got, want, rtol=1e-6)

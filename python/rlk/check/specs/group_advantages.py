@@ -14,7 +14,13 @@ from ..oracle import Bounded
 from ..spec import Adapter, Expected, Liveness, OpSpec, Rejected
 from ..stored import LAYOUTS, Stored, of
 
-DEFAULTS: Mapping[str, Any] = {"normalize": "std", "ddof": 1, "eps": 1e-6, "eps_mode": "add"}
+DEFAULTS: Mapping[str, Any] = {
+    "normalize": "std",
+    "ddof": 1,
+    "eps": 1e-6,
+    "eps_mode": "add",
+    "group_of_one": "zero",
+}
 KINDS = {
     "random": "normal rewards",
     "benchmark": "rewards of 0 and 1",
@@ -43,15 +49,18 @@ class GroupAdvantages(OpSpec):
         {},
         {"normalize": "center"},
         {"normalize": "rloo"},
+        {"normalize": "loo_std"},
         {"ddof": 0, "eps_mode": "max"},
         {"eps": 1e-4},
         {"samples": 1},
+        {"samples": 1, "group_of_one": "reward"},
     )
     option_values = {
         "normalize": str,
         "ddof": int,
         "eps": float,
         "eps_mode": str,
+        "group_of_one": str,
         "samples": int,
     }
     transforms = ("T1", "T2", "T5", "T7")
@@ -105,18 +114,20 @@ class GroupAdvantages(OpSpec):
         c = contract.coefficients(self.op_class, case.dtype, arch)
         x = inputs["rewards"].values()
         count = x.shape[-1]
-        mean = x.mean(-1, keepdims=True)
+        eps = inputs["eps"]
         with np.errstate(all="ignore"):
-            squares = ((x - mean) ** 2).sum(-1, keepdims=True)
-            std = np.sqrt(squares / max(count - inputs["ddof"], 1))
-            eps = inputs["eps"]
+            mean, std = _moments(x, inputs["normalize"], inputs["ddof"])
+            own = std + eps if inputs["eps_mode"] == "add" else np.maximum(std, eps)
             below = {
-                "std": std + eps if inputs["eps_mode"] == "add" else np.maximum(std, eps),
+                "std": own,
                 "center": np.ones_like(std),
                 "rloo": np.full_like(std, (count - 1) / count),
+                "loo_std": np.where(std > 0, own, 1.0),
             }[inputs["normalize"]]
             equal = (x == x[..., :1]).all(-1, keepdims=True)
             value = np.where(equal, 0.0, (x - mean) / below)
+            if count == 1 and inputs["group_of_one"] == "reward":
+                value = x
             # What fp64 leaves of a difference of large numbers.
             rest = np.where(equal, 0.0, 1e-14 * np.abs(x).max(-1, keepdims=True) / below)
         bound = c["rtol"] * np.abs(value) + rest
@@ -151,7 +162,7 @@ class GroupAdvantages(OpSpec):
         return [*found, _case(dtype, (0,)), _case(dtype, (3, 7))]
 
     def random_case(self, rng: np.random.Generator, seed: int) -> Case:
-        options = dict(self.option_sets[int(rng.integers(len(self.option_sets) - 1))])
+        options = dict(self.option_sets[int(rng.integers(len(self.option_sets) - 2))])
         options["samples"] = int(rng.integers(1, 70))
         kind, layout = str(rng.choice(list(KINDS))), str(rng.choice(LAYOUTS))
         dtype = str(rng.choice(("float32", "float16", "bfloat16")))
@@ -163,9 +174,11 @@ class GroupAdvantages(OpSpec):
     def liveness(self, case: Case) -> list[Liveness]:
         base = self.build(case.but(kind="random", options={}))
         changed = {"normalize": "rloo", "ddof": 0, "eps": 0.5}
+        alone = self.build(case.but(kind="random", options={"samples": 1}))
         pairs = [Liveness(name, base, base.but(**{name: v})) for name, v in changed.items()]
         large = base.but(eps=0.5)
-        return [*pairs, Liveness("eps_mode", large, large.but(eps_mode="max"))]
+        pairs.append(Liveness("eps_mode", large, large.but(eps_mode="max")))
+        return [*pairs, Liveness("group_of_one", alone, alone.but(group_of_one="reward"))]
 
     def rejected(self, case: Case) -> list[Rejected]:
         return []
@@ -182,6 +195,20 @@ def _case(
     return Case("group_advantages", dtype, lead, {}, kind, layout, options or {}, seed)
 
 
+def _moments(x: np.ndarray, normalize: str, ddof: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each row, or of what is left of it without each element: 0
+    where that ties or is one."""
+    count = x.shape[-1]
+    if normalize != "loo_std" or count == 1:
+        mean = x.mean(-1, keepdims=True)
+        return mean, np.sqrt(((x - mean) ** 2).sum(-1, keepdims=True) / max(count - ddof, 1))
+    others = np.stack([np.delete(x, j, -1) for j in range(count)], -2)
+    mean = others.mean(-1, keepdims=True)
+    squares = ((others - mean) ** 2).sum(-1) / max(count - 1 - ddof, 1)
+    ties = (others == others[..., :1]).all(-1)
+    return mean[..., 0], np.sqrt(np.where(ties, 0.0, squares))
+
+
 def torch_group_advantages(
     rewards: Any,
     samples_per_prompt: int,
@@ -189,13 +216,23 @@ def torch_group_advantages(
     ddof: int = 1,
     eps: float = 1e-6,
     eps_mode: str = "add",
+    group_of_one: str = "zero",
 ) -> Any:
     """As PyTorch users write it, in fp32: noise over eps where rewards are equal."""
     import torch
 
     x = rewards.float().reshape(-1, samples_per_prompt)
+    if samples_per_prompt == 1 and group_of_one == "reward":
+        return x.reshape(rewards.shape)
     away = x - x.mean(-1, keepdim=True)
-    if normalize == "rloo":
+    if normalize == "loo_std":
+        away = away * samples_per_prompt / max(samples_per_prompt - 1, 1)
+        others = [torch.cat((x[:, :j], x[:, j + 1 :]), 1) for j in range(samples_per_prompt)]
+        std = torch.stack([rest.std(-1, correction=ddof) for rest in others], -1)
+        std = torch.nan_to_num(std, nan=0.0, posinf=0.0)
+        own = std + eps if eps_mode == "add" else std.clamp(min=eps)
+        away = away / torch.where(std > 0, own, torch.ones_like(own))
+    elif normalize == "rloo":
         away = away * samples_per_prompt / max(samples_per_prompt - 1, 1)
     elif normalize == "std":
         std = x.std(-1, correction=ddof, keepdim=True)
