@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from rlk.errors import InvalidArgument, Unsupported
 
 Tensor = Any
-NUM_COUNTS, NUM_SUMS = 11, 12
-TERM_SUMS = 3  # rows of `exact` in units of 2^-72; the others in 2^-40
+NUM_COUNTS, NUM_SUMS = 11, 13
+TERM_SUMS = 4  # rows of `exact` in units of 2^-72; the others in 2^-40
 MARK = -(1 << 63)  # a high word of no sum: the low one tells NaN (1), inf (2), -inf (4)
 
 
@@ -30,6 +30,7 @@ class Metrics(NamedTuple):
     num_nonfinite: Tensor  #: with a NaN or an infinity among their inputs
     policy_loss: Tensor  #: the loss without KL and entropy
     abs_loss_sum: Tensor  #: of the terms' magnitudes: the scale of rounding errors
+    kl_loss: Tensor  #: the KL term of the loss before kl_coef
     ratio_sum: Tensor
     ratio_sq_sum: Tensor
     approx_kl_sum: Tensor  #: old - log_prob
@@ -43,7 +44,7 @@ class Metrics(NamedTuple):
     ratio_min: Tensor
     tis_abs_log_max: Tensor
     clip_ratio: Tensor  #: (num_clip_high + num_clip_low) / num_active
-    exact: Tensor  #: int64 [12, 2]: the loss and the sums as integers, high word first
+    exact: Tensor  #: int64 [13, 2]: the loss and the sums as integers, high word first
 
 
 def make_metrics(counts: Tensor, figures: Tensor, exact: Tensor) -> Metrics:
@@ -53,6 +54,13 @@ def make_metrics(counts: Tensor, figures: Tensor, exact: Tensor) -> Metrics:
     if not hasattr(counts, "unbind"):
         raise Unsupported("ppo_loss: log_probs: expected torch tensors on CUDA, got another's")
     return Metrics._make([*counts.unbind(), *figures.unbind(), exact])
+
+
+def figure(figures: Tensor, name: str) -> Tensor:
+    """One of the figures, 0-d."""
+    if not hasattr(figures, "__getitem__"):
+        raise Unsupported("ppo_loss: log_probs: expected torch tensors on CUDA, got another's")
+    return figures[Metrics._fields.index(name) - NUM_COUNTS]
 
 
 def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:

@@ -7,11 +7,12 @@
 
 namespace rlk {
 
-// Rows of PpoLossArgs::exact and of figures; the first three have kTermBits.
+// Rows of PpoLossArgs::exact and of figures; the first kNumTermSums have kTermBits.
 enum PpoLossSum : int {
   kSumLoss,
   kSumPolicy,
   kSumAbs,
+  kSumKlTerm,
   kSumRatio,
   kSumRatioSquared,
   kSumLogRatio,
@@ -23,7 +24,7 @@ enum PpoLossSum : int {
   kSumEntropy,
   kNumSums,
 };
-constexpr int kNumTermSums = 3;
+constexpr int kNumTermSums = 4;
 
 enum PpoLossCount : int {
   kCountActive,

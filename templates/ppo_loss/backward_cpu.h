@@ -7,7 +7,8 @@
 
 namespace rlk {
 
-// Tokens [begin, end). 0 * inf is no gradient of a token that has none.
+// Tokens [begin, end). 0 * inf is no gradient of a token that has none; by 1 nothing changes,
+// -0 neither.
 extern "C" void rlk_ppo_loss_bwd_main(const void* args, long long begin, long long end) {
   const auto& a = *static_cast<const PpoLossBackwardArgs*>(args);
   const VecF upstream = splat(*a.upstream);
@@ -15,7 +16,7 @@ extern "C" void rlk_ppo_loss_bwd_main(const void* args, long long begin, long lo
 #pragma clang loop unroll(disable)
   for (long long t = begin; t < end; t += kLanes) {
     const VecF saved = load_some(a.saved + t, end - t);
-    const VecF x = select(saved == 0.0f, splat(0.0f), upstream * saved);
+    const VecF x = select(saved == 0.0f, saved, upstream * saved);
     if (end - t >= kLanes) {
       store_vector(grad + t * size_of(kX), x, kX);
     } else {

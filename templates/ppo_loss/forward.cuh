@@ -154,7 +154,7 @@ RLK_DEVICE Int64 sequence_of(const Args& a, Int64 token) {
 
 // What the tokens of a thread add up to: at most kPpoLossMostTurns, for counts of 16 bits.
 struct Totals {
-  ExactLane<kTermBits> term, policy, absolute;
+  ExactLane<kTermBits> term, policy, absolute, kl_term;
   ExactLane<kMetricBits> ratio, ratio_squared, log_ratio, k3, correction, correction_squared,
       log_correction, kl, entropy;
   unsigned pairs[(kNumCounts + 1) / 2] = {};
@@ -181,6 +181,7 @@ struct Totals {
       each(log_correction, kSumLogCorrection, magnitude(t.log_correction));
     }
     if (c.kl) each(kl, kSumKl, t.kl);
+    if (c.kl) each(kl_term, kSumKlTerm, t.kl_term);
     if (c.entropy) each(entropy, kSumEntropy, t.entropy);
   }
 
@@ -224,6 +225,7 @@ struct Totals {
     correction_squared.store(block, kSumCorrectionSquared);
     log_correction.store(block, kSumLogCorrection);
     kl.store(block, kSumKl);
+    kl_term.store(block, kSumKlTerm);
     entropy.store(block, kSumEntropy);
   }
 };

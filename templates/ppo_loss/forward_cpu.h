@@ -89,7 +89,7 @@ extern "C" void rlk_ppo_loss_fwd_weigh(const void* args, long long, long long) {
 
 // What a range of tokens adds up to, lane by lane.
 struct Totals {
-  ExactLanes<kTermBits> term, policy, absolute;
+  ExactLanes<kTermBits> term, policy, absolute, kl_term;
   ExactLanes<kMetricBits> ratio, ratio_squared, log_ratio, k3, correction, correction_squared,
       log_correction, kl, entropy;
   VecI counts[kNumCounts] = {};
@@ -114,6 +114,7 @@ struct Totals {
       each(log_correction, magnitude(t.log_correction));
     }
     if (c.kl) each(kl, t.kl);
+    if (c.kl) each(kl_term, t.kl_term);
     if (c.entropy) each(entropy, t.entropy);
   }
 
@@ -172,6 +173,7 @@ RLK_INLINE void store_totals(PpoLossPartial& to, const LossChoices& c, const Tot
   store_sum(to, kSumCorrectionSquared, totals.correction_squared);
   store_sum(to, kSumLogCorrection, totals.log_correction);
   store_sum(to, kSumKl, totals.kl);
+  store_sum(to, kSumKlTerm, totals.kl_term);
   store_sum(to, kSumEntropy, totals.entropy);
 #pragma clang loop unroll(disable)
   for (int i = 0; i < kNumCounts; ++i) to.counts[i] = __builtin_reduce_add(totals.counts[i]);

@@ -234,3 +234,16 @@ def test_shapes_of_advantages_and_weights():
     row = Batch(b.log_probs[0], b.old[0], b.advantages[0], b.mask[0])
     check(row)
     assert rlk.jit.ppo_loss(row.log_probs, row.old, a[:1], row.mask).loss.shape == ()
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean"])
+def test_the_kl_term_is_told_apart(reduction):
+    """By the loss's own weights, and exact where it is far below the policy term."""
+    b = batch()
+    close = b.log_probs + np.float32(1e-4) * b.others["ref_log_probs"]
+    b = b.with_others(ref_log_probs=close.astype(np.float32))
+    got = b.loss(kl_coef=0.1, loss_reduction=reduction).metrics.kl_loss
+    want = b.answer(kl_coef=0.1, loss_reduction=reduction).sums["kl_loss"]
+    assert 0 < want < 1e-6
+    assert abs(got - want) <= 1e-5 * want
+    assert b.loss(loss_reduction=reduction).metrics.kl_loss == 0

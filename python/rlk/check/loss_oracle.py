@@ -129,7 +129,7 @@ def ppo_loss(
             if o["kl_weight"] == "ratio":
                 pathwise = o["kl_gradient"] == "pathwise"
                 k, k_slope = r * k, r * (k_slope + (np.where(moves, k, 0.0) if pathwise else 0.0))
-            sums["kl_sum"] = k.sum()
+            sums |= {"kl_sum": k.sum(), "kl_loss": (w_kl * k).sum()}
             term = term + w_kl * o["kl_coef"] * k
             grad = grad + w_kl * o["kl_coef"] * k_slope
             scale = scale + np.abs(w_kl * o["kl_coef"] * k_slope)

@@ -27,7 +27,7 @@ struct TokenInput {
 };
 
 struct TokenResult {
-  VecF term, policy_term;  // policy_term: w * rho * l
+  VecF term, policy_term, kl_term;  // policy_term: w * rho * l; kl_term: w_kl * k
   VecF grad, grad_entropy;
   VecF ratio, log_ratio, k3;        // log_ratio clamped; k3 of it
   VecF correction, log_correction;  // rho, u
@@ -147,7 +147,7 @@ RLK_INLINE TokenResult token_loss(const LossChoices& c, const LossValues& v, Tok
   out.term = out.policy_term;
   VecF grad = in.weight * l.grad;
 
-  out.kl = zero;
+  out.kl = out.kl_term = zero;
   if (c.kl) {
     KlTerm k = kl_term(c, v, e);
     if (c.kl_ratio) {
@@ -156,6 +156,7 @@ RLK_INLINE TokenResult token_loss(const LossChoices& c, const LossValues& v, Tok
       k = {r.exp * k.value, r.exp * both};
     }
     out.kl = k.value;
+    out.kl_term = select(in.active, in.kl_weight * k.value, zero);
     out.term = out.term + in.kl_weight * (v.kl_coef * k.value);
     grad = grad + in.kl_weight * (v.kl_coef * k.grad);
   }
