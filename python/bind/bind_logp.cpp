@@ -61,12 +61,14 @@ py::object forward(py::handle logits, py::handle target, py::handle temperature,
                           {return_entropy, return_lse, save});
 }
 
-// The gradient of the logits; None where they were written over.
+// The gradient of the logits; None where they were written over. Written into `into` where given,
+// an earlier call's result, and then only if `unless_one`, one float32, is not 1.
 py::object backward(py::handle grad_output, py::handle grad_entropy, py::handle grad_lse,
                     py::handle logits, py::handle target, py::handle temperature,
                     py::handle softcap, py::handle logit_scale, py::handle mask,
                     py::handle ignore_index, py::handle stream, py::handle row_max,
-                    py::handle row_log_sum, py::handle entropy, py::handle in_place_flag) {
+                    py::handle row_log_sum, py::handle entropy, py::handle in_place_flag,
+                    py::object into, py::handle unless_one) {
   const bool in_place = bind_flag(in_place_flag, "logp: inplace_backward");
   auto bound = bind_arguments(
       logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream, in_place);
@@ -97,6 +99,14 @@ py::object backward(py::handle grad_output, py::handle grad_entropy, py::handle 
     call.grad_logits = call.logits;
     run_call(call, bound.logits.framework, {});
     return py::none();
+  }
+  if (!into.is_none()) {
+    const TensorArgument grad = bind_argument(into, "logp: into", call);
+    const TensorArgument factor = bind_argument(unless_one, "logp: unless_one", call);
+    call.grad_logits = grad.tensor;
+    call.unless_one = factor.tensor;
+    run_call(call, bound.logits.framework, {});
+    return into;
   }
   const Output grad = make_output(bound.logits.framework, call.logits.dtype, call.device,
                                   call.logits.dims(), call.stream);

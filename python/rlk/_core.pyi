@@ -86,6 +86,8 @@ def logp_backward(
     row_log_sum: Any,
     entropy: Any,
     in_place: bool,
+    into: Any,
+    unless_one: Any,
 ) -> Any: ...
 def logp_explain(
     logits: Any,

@@ -45,7 +45,7 @@ class _Logp(torch.autograd.Function):
         saved = (row_max, row_log_sum, entropy)
 
         def compute() -> Any:
-            inputs: Any = (*upstream, logits, *ctx.options, None, *saved, ctx.in_place)
+            inputs: Any = (*upstream, logits, *ctx.options, None, *saved, ctx.in_place, None, None)
             return _core.logp_backward(*inputs)
 
         if torch.is_grad_enabled():  # create_graph

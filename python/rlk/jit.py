@@ -363,6 +363,8 @@ def logp_backward(
         None,
         None,
         False,
+        None,
+        None,
     )
 
 

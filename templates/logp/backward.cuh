@@ -112,6 +112,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(kLogpThreads, 4)
     rlk_logp_bwd_main(const __grid_constant__ Args a) {
+  if (a.unless_one && *a.unless_one == 1.0f) return;
   const Int64 num_items = a.num_rows * a.num_parts;
 #pragma unroll 1
   for (Int64 item = blockIdx.x; item < num_items; item += gridDim.x) {

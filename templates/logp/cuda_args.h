@@ -32,6 +32,7 @@ struct LogpCudaArgs : LogpCudaRows {
   LogpCudaMatrix logits;
   LogpCudaMatrix grad_logits;  // backward; may be logits
   long long part_leaves, num_parts;
+  const float* unless_one;  // backward: where it is 1 nothing is done; or null
   // Forward: [num_rows][leaves], or null: shared memory, with one part.
   float *partial_max, *partial_sum;
   float* partial_moment;  // with entropy alone

@@ -91,6 +91,7 @@ Int64 vector_lanes(Target level) {
 }  // namespace
 
 void launch_logp_cpu(const LoadedKernel& kernel, const LogpCall& call) {
+  if (call.unless_one.present() && *floats(call.unless_one) == 1.0f) return;
   const Int64 vocab = call.logits.shape[call.logits.rank - 1];
   const ActiveRows active = active_rows(call, call.logits, vocab);
   LogpCpuArgs args = arguments(call, active, vocab);

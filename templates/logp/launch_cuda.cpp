@@ -53,7 +53,10 @@ Plan make_plan(Arena& arena, const LogpCall& call, int num_sms) {
   args.logits = matrix(call.logits);
   args.op = "logp";
   const bool forward = call.pass == jit::Pass::fwd;
-  if (!forward) args.grad_logits = matrix(call.grad_logits);
+  if (!forward) {
+    args.grad_logits = matrix(call.grad_logits);
+    args.unless_one = static_cast<const float*>(call.unless_one.data);
+  }
   const Int64 leaves = logp_num_leaves(args.vocab);
   const Int64 rows = std::max<Int64>(args.num_rows, 1);
   // A row of many leaves is worth more blocks where the rows alone do not fill the card.

@@ -11,6 +11,7 @@ struct LogpCall : LogpCallBase {
   bool in_place = false;  // the backward writes over the logits: grad_logits is logits
 
   Tensor grad_logits;  // backward: written; shape and dtype of logits
+  Tensor unless_one;   // backward: optional, one float32; where it is 1 nothing is done
 };
 
 namespace templates {
