@@ -102,6 +102,24 @@ def logp_explain(
     return_lse: bool,
     backward: bool,
 ) -> tuple[str, str, str, str, str]: ...
+def ratio_kl_forward(
+    log_prob: Any,
+    old: Any,
+    ref: Any,
+    ids: Any,
+    mask: Any,
+    ignore_index: int | None,
+    kl: int,
+    kl_gradient: int,
+    log_ratio_low: float,
+    log_ratio_high: float,
+    kl_clamp: float,
+    stream: int | None,
+    needs_slopes: bool,
+) -> tuple[Any, Any, Any, Any]: ...
+def ratio_kl_backward(
+    grad_ratio: Any, grad_kl: Any, ratio_slope: Any, kl_slope: Any, stream: int | None
+) -> Any: ...
 
 class LossOptions:
     def __init__(

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -48,3 +50,18 @@ def text(value: object) -> str:
         return repr(value)
     except ValueError:
         return "an int of too many digits"
+
+
+@contextmanager
+def renamed(op: str, names: Mapping[str, str]) -> Iterator[None]:
+    """Errors of an op that `op` is made of, as those of `op`: its arguments by the names here."""
+    try:
+        yield
+    except (InvalidArgument, Unsupported, TypeError) as error:
+        found = re.fullmatch(r"\w+: (\w+): (.*)", str(error), re.DOTALL)
+        if found is None:
+            raise
+        argument, message = found.groups()
+        named = r"(?<=that of )\w+|(?<=with )\w+"
+        message = re.sub(named, lambda m: names.get(m[0], m[0]), message)
+        raise type(error)(f"{op}: {names.get(argument, argument)}: {message}") from None

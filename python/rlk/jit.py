@@ -7,29 +7,37 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from rlk import _core, _group_advantages, _ppo_loss
+from rlk import _core, _group_advantages, _grpo_loss, _ppo_loss, _ratio_kl
 from rlk._ahead import Preloaded, Warmed, preload, warm
+from rlk._grpo_loss import GrpoLoss
 from rlk._ppo_loss import PpoLoss, PpoLossGrads
+from rlk._ratio_kl import RatioKl
 from rlk.errors import check_needs
 
 __all__ = [
     "CacheInfo",
     "Explanation",
+    "GrpoLoss",
     "LinearLogpGrads",
     "LinearLogpResult",
     "LogpResult",
     "PpoLoss",
     "PpoLossGrads",
     "Preloaded",
+    "RatioKl",
     "Warmed",
     "cache_info",
     "check_errors",
     "configure",
     "explain",
     "explain_group_advantages",
+    "explain_grpo_loss",
     "explain_logp",
     "explain_ppo_loss",
+    "explain_ratio_kl",
     "group_advantages",
+    "grpo_loss",
+    "grpo_loss_backward",
     "linear_logp",
     "linear_logp_backward",
     "logp",
@@ -37,6 +45,8 @@ __all__ = [
     "ppo_loss",
     "ppo_loss_backward",
     "preload",
+    "ratio_kl",
+    "ratio_kl_backward",
     "settings",
     "wait",
     "warm",
@@ -368,6 +378,114 @@ def logp_backward(
     )
 
 
+def ratio_kl(
+    policy_logits: Tensor,
+    ref_logits: Tensor | None,
+    action_ids: Tensor,
+    attention_mask: Tensor | None,
+    old_logps: Tensor,
+    *,
+    ref_logps: Tensor | None = None,
+    kl: str = "k3",
+    kl_gradient: str = "pathwise",
+    kl_clamp: float = 20.0,
+    log_ratio_clamp: float | tuple[float, float] = 20.0,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    ignore_index: int | None = -100,
+    stream: int | None = None,
+) -> RatioKl:
+    """Importance ratios and KL estimates of tokens, straight from the logits of both policies.
+
+    ``ratio = exp(log p - old)`` and ``kl = k(ref - log p)``, log p and ref being the `logp` of
+    action_ids under the two logits, with its bits. One read of each logits forward; backward one
+    read and one write of the policy's. Differentiable in policy_logits alone, for torch tensors.
+
+    Args:
+        policy_logits: ``[..., V]``, float32, bfloat16 or float16. Packed sequences: ``[N, V]``.
+        ref_logits: ``[..., V]`` of the reference policy, or None with ref_logps.
+        action_ids: ``[...]``, ids in ``[0, V)`` of any integer dtype.
+        attention_mask: ``[...]``, bool, integer or float of 0 and 1; None: all are active. Inactive
+            tokens may hold anything in every argument; so may those of ignore_index.
+        old_logps: ``[...]``, of any floating dtype.
+        ref_logps: ``[...]``, the reference's log-probs in place of its logits.
+        kl: "k1" -e, "abs" |e|, "k2" e^2 / 2 or "k3" exp(e) - 1 - e, with e = ref - log p.
+        kl_gradient: "pathwise", the derivative of that; "unbiased": -e; "unbiased_clamped": -e,
+            and 0 beyond kl_clamp.
+        kl_clamp: k3's e is clamped to +-kl_clamp; its pathwise derivative beyond is 0.
+        log_ratio_clamp: a number or (low, high) that log p - old is clamped to, inf for none; the
+            derivative beyond is 0.
+        temperature, softcap, logit_scale, ignore_index, stream: as in `logp`, of both logits.
+
+    Returns:
+        `RatioKl` (ratio, kl), float32 ``[...]``; 1 and 0 where inactive, the gradient exactly 0.
+
+    Raises:
+        rlk.InvalidArgument: a shape, dtype, device, name or number is wrong (a ValueError).
+
+    Example:
+        >>> ratio, kl = rlk.jit.ratio_kl(logits, ref_logits, tokens, mask, old_logps)
+        >>> ((-advantages * ratio + 0.04 * kl) * mask).sum().backward()
+
+    k3 is Schulman's ("Approximating KL divergence", 2020), as GRPO takes it.
+    """
+    call = _ratio_kl.make_call(
+        policy_logits,
+        ref_logits,
+        action_ids,
+        attention_mask,
+        old_logps,
+        ref_logps=ref_logps,
+        kl=kl,
+        kl_gradient=kl_gradient,
+        kl_clamp=kl_clamp,
+        log_ratio_clamp=log_ratio_clamp,
+        temperature=temperature,
+        softcap=softcap,
+        logit_scale=logit_scale,
+        ignore_index=ignore_index,
+    )
+    if _needs_autograd(policy_logits, temperature, softcap, logit_scale):
+        from rlk import _torch_grpo_loss
+
+        return _torch_grpo_loss.ratio_kl(call, stream)
+    return _ratio_kl.forward(call, stream, False)[0]
+
+
+def ratio_kl_backward(
+    grad_ratio: Tensor | None,
+    policy_logits: Tensor,
+    ref_logits: Tensor | None,
+    action_ids: Tensor,
+    attention_mask: Tensor | None,
+    old_logps: Tensor,
+    *,
+    grad_kl: Tensor | None = None,
+    stream: int | None = None,
+    **options: Any,
+) -> Tensor:
+    """Gradient of `ratio_kl` for those without autograd; runs the forward once more.
+
+    Args:
+        grad_ratio, grad_kl: ``[...]``, of the ratio and of the KL estimate; None: 0.
+        Others: as `ratio_kl`.
+
+    Returns:
+        The gradient of policy_logits, ``[..., V]`` of their dtype.
+
+    Raises:
+        rlk.InvalidArgument: as `ratio_kl`, and where both gradients are None.
+
+    Example:
+        >>> grad = rlk.jit.ratio_kl_backward(-advantages, logits, ref_logits, tokens, mask, old)
+    """
+    call = _ratio_kl.make_call(
+        policy_logits, ref_logits, action_ids, attention_mask, old_logps, **options
+    )
+    return _ratio_kl.gradients(call, grad_ratio, grad_kl, stream)
+
+
 def ppo_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -539,6 +657,143 @@ def group_advantages(
     )
 
 
+def grpo_loss(
+    policy_logits: Tensor,
+    ref_logits: Tensor | None,
+    action_ids: Tensor,
+    old_logps: Tensor,
+    rewards: Tensor,
+    completion_mask: Tensor | None = None,
+    *,
+    samples_per_prompt: int | None = None,
+    group_boundaries: Tensor | None = None,
+    clip_eps: float | None = None,
+    beta: float = 0.04,
+    ref_logps: Tensor | None = None,
+    dialect: str = "rlk",
+    normalize: str | None = None,
+    ddof: int | None = None,
+    eps: float | None = None,
+    eps_mode: str | None = None,
+    group_of_one: str | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    ignore_index: int | None = -100,
+    stream: int | None = None,
+    **options: Any,
+) -> GrpoLoss:
+    """The GRPO loss, straight from logits and rewards: `group_advantages`, `logp` of both
+    policies and `ppo_loss`, with the bits of calling them one by one.
+
+    ``sum over active tokens of w * (max(-A r, -A clip(r)) + beta * k)``, r = exp(log p - old),
+    k = k3(ref - log p). The gradient of the logits is made in the forward; a backward whose
+    upstream is exactly 1 hands it out, and one with another makes it anew, told on the device.
+    Differentiable in policy_logits alone, for torch tensors.
+
+    Args:
+        policy_logits: ``[B, T, V]``, or ``[N, V]`` with cu_seqlens, or ``[T, V]``: one sequence.
+            float32, bfloat16 or float16.
+        ref_logits: of the reference policy, likewise; None with ref_logps or a beta of 0, where
+            it is not looked at.
+        action_ids: ``[B, T]`` (``[N]``, ``[T]``), ids in ``[0, V)`` of any integer dtype.
+        old_logps: of action_ids' shape, any floating dtype.
+        rewards: ``[B]``, one a sequence, any floating dtype.
+        completion_mask: of action_ids' shape, bool, integer or float of 0 and 1; None: all are
+            active. Inactive tokens may hold anything; so may those of ignore_index.
+        samples_per_prompt, group_boundaries: one of them, as in `group_advantages`.
+        clip_eps: eps_clip_low and eps_clip_high of `ppo_loss`; None: 0.2, or the dialect's.
+        beta: the factor of the KL term; 0: there is none.
+        ref_logps: the reference's log-probs in place of its logits.
+        dialect: rules of both `group_advantages` and `ppo_loss` for what is not given.
+        normalize, ddof, eps, eps_mode, group_of_one: as in `group_advantages`.
+        temperature, softcap, logit_scale, ignore_index, stream: as in `logp`, of both logits.
+        options: those of `ppo_loss`, but kl_coef (it is beta), ref_log_probs and entropy (made
+            here); cu_seqlens for packed sequences, and entropy_coef for a bonus, among them.
+
+    Returns:
+        `GrpoLoss` (loss, policy_loss, kl), float32 and 0-d; policy_loss and kl carry no gradient.
+        Without an active token the loss is 0 and the gradient exactly 0.
+
+    Raises:
+        rlk.InvalidArgument: a shape, dtype, device, name or number is wrong, or options
+            contradict each other (a ValueError).
+        rlk.Unsupported: as `logp`, and on CUDA for what is no torch tensor.
+        TypeError: an option that does not exist.
+
+    Example:
+        >>> loss, policy_loss, kl = rlk.jit.grpo_loss(
+        ...     logits, ref_logits, tokens, old_logps, rewards, mask, samples_per_prompt=8)
+        >>> loss.backward()
+
+    The formula is that of GRPO (Shao et al. 2024) with DAPO's token mean (Yu et al. 2025).
+    """
+    call = _grpo_loss.make_call(
+        policy_logits,
+        ref_logits,
+        action_ids,
+        old_logps,
+        rewards,
+        completion_mask,
+        samples_per_prompt=samples_per_prompt,
+        group_boundaries=group_boundaries,
+        clip_eps=clip_eps,
+        beta=beta,
+        ref_logps=ref_logps,
+        dialect=dialect,
+        normalize=normalize,
+        ddof=ddof,
+        eps=eps,
+        eps_mode=eps_mode,
+        group_of_one=group_of_one,
+        temperature=temperature,
+        softcap=softcap,
+        logit_scale=logit_scale,
+        ignore_index=ignore_index,
+        **options,
+    )
+    if _needs_autograd(policy_logits, temperature, softcap, logit_scale):
+        from rlk import _torch_grpo_loss
+
+        return _torch_grpo_loss.grpo_loss(call, stream)
+    loss, figures, _ = _grpo_loss.forward(call, stream, False)
+    return _grpo_loss.result(loss, figures)
+
+
+def grpo_loss_backward(
+    grad_output: Tensor,
+    policy_logits: Tensor,
+    ref_logits: Tensor | None,
+    action_ids: Tensor,
+    old_logps: Tensor,
+    rewards: Tensor,
+    completion_mask: Tensor | None = None,
+    *,
+    stream: int | None = None,
+    **options: Any,
+) -> Tensor:
+    """Gradient of `grpo_loss` for those without autograd; runs the forward once more.
+
+    Args:
+        grad_output: float32 of one element, the gradient of the loss.
+        Others: as `grpo_loss`.
+
+    Returns:
+        The gradient of policy_logits, of their shape and dtype.
+
+    Raises:
+        rlk.InvalidArgument: as `grpo_loss`.
+
+    Example:
+        >>> grad = rlk.jit.grpo_loss_backward(
+        ...     np.float32(1), logits, ref, tokens, old, rewards, mask, samples_per_prompt=8)
+    """
+    call = _grpo_loss.make_call(
+        policy_logits, ref_logits, action_ids, old_logps, rewards, completion_mask, **options
+    )
+    return _grpo_loss.gradients(call, grad_output, stream)
+
+
 class Explanation(NamedTuple):
     """What a call would run, and why."""
 
@@ -652,6 +907,65 @@ def explain_ppo_loss(
     """
     call = _ppo_loss.make_call(log_probs, old_log_probs, advantages, loss_mask, **options)
     return Explanation(*_core.ppo_loss_explain(call.tensors, call.options.core))
+
+
+def explain_ratio_kl(
+    policy_logits: Tensor,
+    ref_logits: Tensor | None,
+    action_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    old_logps: Tensor | None = None,
+    *,
+    backward: bool = False,
+    **options: Any,
+) -> Explanation:
+    """Which variant of `logp` would read the logits of these arguments of `ratio_kl`, and why.
+
+    Args:
+        backward: explain the backward in place of the forward.
+        Others: as `ratio_kl`; those that `logp` has not are not looked at.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `logp` would.
+
+    Example:
+        >>> print(rlk.jit.explain_ratio_kl(logits, ref_logits, tokens))
+    """
+    return _explain_logp_of(policy_logits, action_ids, attention_mask, options, backward)
+
+
+def explain_grpo_loss(
+    policy_logits: Tensor,
+    ref_logits: Tensor | None,
+    action_ids: Tensor,
+    old_logps: Tensor | None = None,
+    rewards: Tensor | None = None,
+    completion_mask: Tensor | None = None,
+    *,
+    backward: bool = False,
+    **options: Any,
+) -> Explanation:
+    """Which variant of `logp` would read the logits of these arguments of `grpo_loss`, and why.
+
+    Args:
+        backward: explain the backward in place of the forward.
+        Others: as `grpo_loss`; those that `logp` has not are not looked at.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `logp` would.
+
+    Example:
+        >>> print(rlk.jit.explain_grpo_loss(logits, ref_logits, tokens))
+    """
+    return _explain_logp_of(policy_logits, action_ids, completion_mask, options, backward)
+
+
+def _explain_logp_of(
+    logits: Tensor, target: Tensor, mask: Any, options: dict[str, Any], backward: bool
+) -> Explanation:
+    names = ("temperature", "softcap", "logit_scale", "ignore_index")
+    given = {name: options[name] for name in names if name in options}
+    return explain_logp(logits, target, mask=mask, backward=backward, **given)
 
 
 def explain_group_advantages(rewards: Tensor, **options: Any) -> Explanation:

@@ -36,6 +36,8 @@ def test_every_pass_dtype_and_target_has_a_generic_kernel(entries):
         "linear_logp.bwd": every,
         "logp.fwd": every,
         "logp.bwd": every,
+        "ratio_kl.fwd": ("f32",),
+        "ratio_kl.bwd": ("f32",),
         "ppo_loss.fwd": ("f32",),
         "ppo_loss.bwd": every,
         "group_advantages.fwd": ("f32",),
