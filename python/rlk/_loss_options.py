@@ -36,8 +36,20 @@ REDUCTION_CODES = {
     "prompt_mean": 8,
     "rollout_mean": 8,
 }
+# What each reads of the call.
 NEEDS_LENGTH = ("seq_mean_token_sum_norm", "seq_mean_token_sum_norm_valid", "token_sum_over_L")
 NEEDS_GROUPS = ("prompt_mean", "rollout_mean")
+NEEDS_GLOBAL = {
+    "global_tokens": ("token_mean",),
+    "global_sequences": (
+        "sequence_mean",
+        "sequence_mean_valid",
+        "seq_mean_token_sum",
+        "seq_mean_token_sum_norm",
+        "seq_mean_token_sum_norm_valid",
+    ),
+    "global_groups": NEEDS_GROUPS,
+}
 OVERFLOW_LOG = 88.72283  # e^x leaves fp32 above
 NAMES = tuple(f.name for f in fields(Rules) if f.name not in OF_SYSTEM)
 
@@ -50,6 +62,7 @@ class Resolved(NamedTuple):
     needs_rollout: bool
     needs_ref: bool
     needs_entropy: bool
+    needs: frozenset[str]  # of group_boundaries and the global counts
 
 
 class Given(NamedTuple):
@@ -94,29 +107,42 @@ def _resolve(
             fail(name, "True or False", text(chosen[name]))
     for name in ("kl_coef", "entropy_coef"):
         _number(name, chosen[name], -1e30, 1e30)
-    if chosen["use_dual_clip"] and chosen["policy_loss"] != "ppo":
-        if own["use_dual_clip"]:
-            fail("use_dual_clip", f"False with policy_loss={chosen['policy_loss']!r}", "True")
-        chosen["use_dual_clip"] = False  # of the dialect, whose own loss has none here
+    _caps(own, chosen)
     for name in _switched_off(chosen):
         own[name], chosen[name] = None, getattr(base, name)
     for name in WORDS:
         _word(name, chosen[name])
     if own["kl_output_clamp"] is None and chosen["kl_estimator"] not in base.kl_output_clamp_of:
         chosen["kl_output_clamp"] = inf
-    _reductions(base, own, chosen, given)
+    if own["tis_imp_ratio_cap"] is None:
+        caps = dict(base.tis_cap_of)
+        chosen["tis_imp_ratio_cap"] = caps.get(chosen["tis_level"], chosen["tis_imp_ratio_cap"])
+    needs, given = _reductions(base, own, chosen, given)
     _numbers(chosen)
     r = Rules(**chosen)
     if r.policy_loss == "gspo" and r.loss_reduction == "token_sum":
         fail("loss_reduction", "a mean over sequences or tokens with gspo", "'token_sum'")
     if r.policy_loss == "gspo" and r.kl_weight == "ratio" and r.kl_coef != 0:
         fail("kl_weight", "'one' with gspo, whose ratio couples tokens", "'ratio'")
-    return Resolved(_core_options(r, given), r, r.use_tis, r.kl_coef != 0, r.entropy_coef != 0)
+    core = _core_options(r, given)
+    return Resolved(core, r, r.use_tis, r.kl_coef != 0, r.entropy_coef != 0, needs)
 
 
 @lru_cache(maxsize=256, typed=True)
 def _kept(pairs: tuple[tuple[type, ...], ...], *arguments: Any) -> Resolved:
     return _resolve(*arguments)
+
+
+def _caps(own: dict[str, Any], chosen: dict[str, Any]) -> None:
+    """Dual clip is of ppo, delta of it and gspo, and one excludes the other."""
+    loss, delta = chosen["policy_loss"], chosen["delta"]
+    if delta is not None and loss not in ("ppo", "gspo"):
+        fail("delta", f"None with policy_loss={loss!r}", text(delta))
+    if chosen["use_dual_clip"] and (loss != "ppo" or delta is not None):
+        if own["use_dual_clip"]:
+            other = f"policy_loss={loss!r}" if delta is None else "delta"
+            fail("use_dual_clip", f"False with {other}", "True")
+        chosen["use_dual_clip"] = False  # of the dialect, whose own loss has none here
 
 
 def _switched_off(chosen: dict[str, Any]) -> list[str]:
@@ -143,7 +169,10 @@ def _word(name: str, value: Any) -> None:
         fail(name, ", ".join(WORDS[name]), text(value))
 
 
-def _reductions(base: Rules, own: dict[str, Any], chosen: dict[str, Any], given: Given) -> None:
+def _reductions(
+    base: Rules, own: dict[str, Any], chosen: dict[str, Any], given: Given
+) -> tuple[frozenset[str], Given]:
+    """What the reductions read of the call; the rest may be anything and is left out."""
     if given.has_weights:
         for name in ("loss_reduction", "kl_reduction"):
             if own[name] is not None:
@@ -164,15 +193,38 @@ def _reductions(base: Rules, own: dict[str, Any], chosen: dict[str, Any], given:
         if word not in REDUCTIONS:
             fail(name, ", ".join((*REDUCTIONS, *names)), text(chosen[name]))
         chosen[name] = word
-        if word in NEEDS_LENGTH and given.max_seq_len is None:
-            fail("max_seq_len", f"a number with {word}", "None")
-        if word in NEEDS_GROUPS and given.samples_per_prompt is None and not given.has_boundaries:
-            fail("samples_per_prompt", f"a number (or group_boundaries) with {word}", "None")
-    if given.max_seq_len is not None:
-        length = _float(given.max_seq_len)
-        if length is None or not 0 < length < inf:
-            fail("max_seq_len", "a number above 0", text(given.max_seq_len))
+    if given.has_weights:
+        return frozenset(), Given(has_weights=True)
+    used = [chosen["loss_reduction"]]
+    if chosen["kl_coef"] != 0:
+        used.append(chosen["kl_reduction"])
+    needs = {name for name, words in NEEDS_GLOBAL.items() if any(w in words for w in used)}
+    length = [word for word in used if word in NEEDS_LENGTH]
+    if length:
+        _length(length[0], given.max_seq_len)
+    else:
+        given = given._replace(max_seq_len=None)
+    groups = [word for word in used if word in NEEDS_GROUPS]
+    if groups:
+        needs.add("group_boundaries")
+        _groups(groups[0], given)
+    else:
+        given = given._replace(samples_per_prompt=None, has_boundaries=False)
+    return frozenset(needs), given
+
+
+def _length(reduction: str, length: Any) -> None:
+    if length is None:
+        fail("max_seq_len", f"a number with {reduction}", "None")
+    number = _float(length)
+    if number is None or not 0 < number < inf:
+        fail("max_seq_len", "a number above 0", text(length))
+
+
+def _groups(reduction: str, given: Given) -> None:
     samples = given.samples_per_prompt
+    if samples is None and not given.has_boundaries:
+        fail("samples_per_prompt", f"a number (or group_boundaries) with {reduction}", "None")
     if samples is not None and given.has_boundaries:
         fail("samples_per_prompt", "None with group_boundaries", text(samples))
     if samples is not None and not (_is_integer(samples) and 1 <= samples < 1 << 63):
@@ -213,6 +265,8 @@ def _numbers(chosen: dict[str, Any]) -> None:
     }
     for name, (least, most) in ranges.items():
         _number(name, chosen[name], least, most)
+    if chosen["delta"] is not None:
+        _number("delta", chosen["delta"], 0.0, inf)
     _number("tis_imp_ratio_floor", chosen["tis_imp_ratio_floor"], 0.0, chosen["tis_imp_ratio_cap"])
     for name in ("log_ratio_clamp", "gspo_log_ratio_clamp"):
         low, high = bounds(name, chosen[name])
@@ -246,7 +300,7 @@ def _core_options(r: Rules, given: Given) -> Any:
     has_kl = r.kl_coef != 0
     choices = [
         POLICY_LOSSES.index(r.policy_loss),
-        int(r.use_dual_clip),
+        int(r.use_dual_clip) if r.delta is None else 2,
         1 + WORDS["tis_mode"].index(r.tis_mode) if r.use_tis else 0,
         WORDS["tis_level"].index(r.tis_level) if r.use_tis else 0,
         1 + WORDS["kl_estimator"].index(r.kl_estimator) if has_kl else 0,
@@ -258,7 +312,7 @@ def _core_options(r: Rules, given: Given) -> Any:
     values = [
         *bounds("", clamp),
         *ratio_bounds(r),
-        r.clip_ratio_c,
+        r.clip_ratio_c if r.delta is None else r.delta,
         r.sapo_tau_pos,
         r.sapo_tau_neg,
         r.tis_imp_ratio_floor,

@@ -21,7 +21,7 @@ class Metrics(NamedTuple):
     num_sequences: Tensor  #: with an active token
     num_clip_high: Tensor  #: A > 0 and ratio above the upper bound
     num_clip_low: Tensor  #: A < 0 and ratio below the lower bound
-    num_dual_clip: Tensor
+    num_dual_clip: Tensor  #: whose loss use_dual_clip or delta sets
     num_outside: Tensor  #: ratio outside the bounds, whatever the sign of A
     num_log_ratio_clamped: Tensor
     num_tis_high: Tensor  #: importance weight above its cap

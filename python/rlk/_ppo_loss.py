@@ -49,6 +49,7 @@ def make_call(
     eps_clip_high: float | None = None,
     use_dual_clip: bool | None = None,
     clip_ratio_c: float | None = None,
+    delta: float | None = None,
     cispo_bounds: str | tuple[float, float] | None = None,
     sapo_tau_pos: float | None = None,
     sapo_tau_neg: float | None = None,
@@ -96,6 +97,7 @@ def make_call(
         eps_clip_high,
         use_dual_clip,
         clip_ratio_c,
+        delta,
         cispo_bounds,
         sapo_tau_pos,
         sapo_tau_neg,
@@ -123,13 +125,17 @@ def make_call(
         "advantages": advantages,
         "loss_mask": loss_mask,
         "cu_seqlens": cu_seqlens,
-        "group_boundaries": group_boundaries,
         "loss_weights": loss_weights,
-        "global_tokens": global_tokens,
-        "global_sequences": global_sequences,
-        "global_groups": global_groups,
     }
     # What an option that is off would read is not looked at.
+    for name, given in (
+        ("group_boundaries", group_boundaries),
+        ("global_tokens", global_tokens),
+        ("global_sequences", global_sequences),
+        ("global_groups", global_groups),
+    ):
+        if name in options.needs:
+            tensors[name] = given
     for needed, name, tensor, switch in (
         (options.needs_rollout, "rollout_logprobs", rollout_logprobs, "use_tis"),
         (options.needs_ref, "ref_log_probs", ref_log_probs, "kl_coef"),

@@ -518,6 +518,8 @@ def ppo_loss(
             "nemo", "slime", "areal" or "liger": `rlk.losses.DIALECTS`.
         policy_loss: "ppo" (default), "gspo" (not with "token_sum"), "cispo", "sapo", "gpg".
         eps_clip_low, eps_clip_high: 0.2, 0.2. use_dual_clip (ppo alone), clip_ratio_c: False, 3.0.
+        delta: the most that the ratio of ppo or gspo is before it is compared with the clip, for
+            both signs of A, as in TRL; None: no such cap. Not with use_dual_clip.
         cispo_bounds: "1+eps"; "eps"; (low, high). sapo_tau_pos, sapo_tau_neg: 1.0, 1.05.
         log_ratio_clamp, gspo_log_ratio_clamp: 20.0, a number or (low, high), inf for none; the
             value is clamped, its derivative beyond is 0.
@@ -533,7 +535,8 @@ def ppo_loss(
             "sequence_mean_valid", "seq_mean_token_sum", "seq_mean_token_sum_norm" (over B *
             max_seq_len), "seq_mean_token_sum_norm_valid", "token_sum_over_L", "prompt_mean",
             "rollout_mean".
-        max_seq_len; samples_per_prompt or group_boundaries ``[P + 1]``: what these ask for.
+        max_seq_len; samples_per_prompt or group_boundaries ``[P + 1]``: what these ask for; where
+            none does, not looked at.
         global_tokens, global_sequences, global_groups: counts over all micro-batches and ranks, a
             number or an int64 tensor of one element.
         loss_weights: ``[B]`` or of log_probs' shape, in place of a reduction.

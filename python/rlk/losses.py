@@ -47,8 +47,8 @@ REDUCTIONS = (
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one dialect; the defaults are rlk's own. Each but the last three is an
-    option of `ppo_loss`."""
+    """The rules of one dialect; the defaults are rlk's own. Each but the last four is an option of
+    `ppo_loss`."""
 
     policy_loss: str = "ppo"
     loss_reduction: str = "token_mean"
@@ -56,6 +56,7 @@ class Rules:
     eps_clip_high: float = 0.2
     use_dual_clip: bool = False
     clip_ratio_c: float = 3.0
+    delta: float | None = None  #: the most that the ratio is before it is compared with the clip
     cispo_bounds: str | tuple[float, float] = "1+eps"  #: or "eps": none below, eps_clip_high above
     sapo_tau_pos: float = 1.0
     sapo_tau_neg: float = 1.05
@@ -78,6 +79,8 @@ class Rules:
     entropy_coef: float = 0.0
     #: The estimators that a system's kl_output_clamp is of.
     kl_output_clamp_of: tuple[str, ...] = ("k1", "abs", "k2", "k3")
+    #: tis_imp_ratio_cap by tis_level, where it is another.
+    tis_cap_of: tuple[tuple[str, float], ...] = ()
     #: Reduction by policy loss, where a system fixes it.
     reduction_of: tuple[tuple[str, str], ...] = ()
     #: The system's own names of reductions.
@@ -85,7 +88,7 @@ class Rules:
 
 
 #: What no option of `ppo_loss` can override.
-OF_SYSTEM = ("kl_output_clamp_of", "reduction_of", "reduction_names")
+OF_SYSTEM = ("kl_output_clamp_of", "tis_cap_of", "reduction_of", "reduction_names")
 RLK = Rules()
 _VERL = Rules(
     use_dual_clip=True,
@@ -136,6 +139,7 @@ DIALECTS: Mapping[str, Rules] = {
         gspo_log_ratio_clamp=(-inf, 10.0),
         cispo_bounds=(0.0, 5.0),
         tis_imp_ratio_cap=2.0,
+        tis_cap_of=(("sequence", 5.0),),
         kl_output_clamp=10.0,
         kl_output_clamp_of=("k3",),
         kl_reduction="sequence_mean",

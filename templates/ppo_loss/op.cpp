@@ -12,6 +12,7 @@ namespace {
 constexpr std::string_view k_types[] = {"none", "f32", "bf16", "f16"};
 constexpr std::string_view k_policies[] = {"ppo", "gspo", "cispo", "sapo", "gpg"};
 constexpr std::string_view k_switch[] = {"", "on"};
+constexpr std::string_view k_caps[] = {"", "on", "delta"};
 constexpr std::string_view k_corrections[] = {"", "truncate", "mask", "band"};
 constexpr std::string_view k_levels[] = {"", "sequence", "geometric"};
 constexpr std::string_view k_kl[] = {"", "k1", "abs", "k2", "k3"};
@@ -21,7 +22,7 @@ constexpr std::string_view k_kl_weights[] = {"", "ratio"};
 constexpr jit::ConstantDef k_constants[] = {
     {"x", "kX", k_types, /*may_be_run_time=*/false},  // of the gradient: the backward alone
     {"loss", "kPolicy", k_policies},
-    {"dual_clip", "kDualClip", k_switch},
+    {"dual_clip", "kDualClip", k_caps},
     {"tis", "kCorrection", k_corrections},
     {"tis_level", "kLevel", k_levels},
     {"kl", "kKl", k_kl},

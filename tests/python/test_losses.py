@@ -26,7 +26,7 @@ NAMES = (
     "areal",
     "liger",
 )
-OWN = ("reduction_of", "reduction_names", "kl_output_clamp_of")
+OWN = ("reduction_of", "reduction_names", "kl_output_clamp_of", "tis_cap_of")
 
 
 def test_the_names():
@@ -51,6 +51,7 @@ def test_a_dialect_is_its_rules(dialect, policy):
     fixed = dict(rules.pop("reduction_of"))
     rules.pop("reduction_names")
     rules.pop("kl_output_clamp_of")
+    rules.pop("tis_cap_of")
     rules |= {"policy_loss": policy, "kl_coef": 0.05, "use_tis": True}
     rules["loss_reduction"] = fixed.get(policy, rules["loss_reduction"])
     if policy != "ppo":

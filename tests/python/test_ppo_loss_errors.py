@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from losses import FLOAT, Batch, batch, same
+from losses import FLOAT, Batch, batch, same, same_metrics
 
 import rlk
 from rlk.losses import DIALECTS, Rules
@@ -62,7 +62,11 @@ def test_dual_clip_is_of_ppo(policy):
 def test_contradictions():
     refused("loss_reduction: .*gspo", policy_loss="gspo", loss_reduction="token_sum")
     refused("kl_weight", policy_loss="gspo", kl_coef=0.1, kl_weight="ratio")
-    refused("group_boundaries", group_boundaries=STARTS, samples_per_prompt=2)
+    groups = {"loss_reduction": "prompt_mean", "samples_per_prompt": 2}
+    refused("group_boundaries", group_boundaries=STARTS, **groups)
+    refused("delta: expected None with policy_loss='cispo'", policy_loss="cispo", delta=2.0)
+    refused("use_dual_clip: expected False with delta", use_dual_clip=True, delta=2.0)
+    batch().loss(dialect="verl", delta=2.0)  # whose default dual clip is
     weights = np.ones(6, FLOAT)
     refused("loss_weights", loss_weights=weights, loss_reduction="token_mean")
     plain = batch().but(others={})
@@ -83,6 +87,9 @@ def test_contradictions():
         ("eps_clip_high", float("nan")),
         ("eps_clip_high", "0.2"),
         ("clip_ratio_c", 0.5),
+        ("delta", -0.5),
+        ("delta", "3"),
+        ("delta", True),
         ("tis_imp_ratio_floor", 11.0),
         ("kl_clamp", -1.0),
         ("log_ratio_clamp", 0.0),
@@ -99,8 +106,7 @@ def test_contradictions():
     ],
 )
 def test_numbers(name, value):
-    _, switch = LIVE.get(name, (None, {}))
-    refused(f"^ppo_loss: {name}: expected", **{**switch, name: value})
+    refused(f"^ppo_loss: {name}: expected", **{**switch_of(name), name: value})
 
 
 @pytest.mark.parametrize(
@@ -108,8 +114,7 @@ def test_numbers(name, value):
 )
 def test_what_is_no_value_of_an_option(wrong):
     for name in (*LIVE, "max_seq_len", "samples_per_prompt", "dialect"):
-        _, switch = LIVE.get(name, (None, {}))
-        refused(f"^ppo_loss: {name}: expected", **{**switch, name: wrong})
+        refused(f"^ppo_loss: {name}: expected", **{**switch_of(name), name: wrong})
     if isinstance(wrong, int):
         refused("^ppo_loss: global_tokens: expected", global_tokens=wrong)
 
@@ -129,7 +134,7 @@ def test_what_is_no_value_of_an_option(wrong):
     ],
 )
 def test_equal_values_of_another_type_after_a_right_call(name, right, wrong):
-    switch = LIVE.get(name, (None, {}))[1]
+    switch = switch_of(name)
     batch().loss(**{**switch, name: right})
     refused(f"^ppo_loss: {name}: expected", **{**switch, name: wrong})
 
@@ -177,7 +182,8 @@ def test_boundaries():
 def test_a_global_count_of_none(name, value):
     """The same as a number and as a tensor: no loss of 0."""
     for given in (value, np.array(value), np.array([value])):
-        refused(f"^ppo_loss: {name}: expected a number above 0.*, got {value}", **{name: given})
+        expected = f"^ppo_loss: {name}: expected a number above 0.*, got {value}"
+        refused(expected, **{**switch_of(name), name: given})
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "log_probs", [[1]], ["entropy", 1], ["bias"]])
@@ -196,6 +202,7 @@ LIVE = {
     "eps_clip_high": (1.5, {}),
     "use_dual_clip": (True, {}),
     "clip_ratio_c": (1.5, {"use_dual_clip": True}),
+    "delta": (1.1, {}),
     "cispo_bounds": ("eps", {"policy_loss": "cispo"}),
     "sapo_tau_pos": (2.0, {"policy_loss": "sapo"}),
     "sapo_tau_neg": (2.0, {"policy_loss": "sapo"}),
@@ -228,6 +235,11 @@ CALL = {  # options that are no rule
 }
 
 
+def switch_of(name: str) -> dict:
+    """What switches the option on, without a value of its own."""
+    return {k: v for k, v in (LIVE | CALL).get(name, (None, {}))[1].items() if k != name}
+
+
 def test_the_lists_of_live_options_are_complete():
     """slime 2247."""
     import inspect
@@ -235,7 +247,7 @@ def test_the_lists_of_live_options_are_complete():
     from rlk._ppo_loss import make_call
 
     rules = {f.name for f in dataclasses.fields(Rules)}
-    rules -= {"reduction_of", "reduction_names", "kl_output_clamp_of"}
+    rules -= {"reduction_of", "reduction_names", "kl_output_clamp_of", "tis_cap_of"}
     assert set(LIVE) == rules
     parameters = set(inspect.signature(make_call).parameters) - {"unknown"}
     tensors = {"rollout_logprobs", "ref_log_probs", "entropy", "cu_seqlens", "dialect"}
@@ -278,6 +290,40 @@ def test_what_is_off_is_accepted_and_does_nothing(name, value):
     b = batch()
     value = LIVE[name][0] if value is None else value
     assert same(b.loss(**OFF[name], **{name: value}).loss, b.loss(**OFF[name]).loss)
+
+
+# What the chosen reduction does not read.
+UNREAD = (
+    "max_seq_len",
+    "samples_per_prompt",
+    "group_boundaries",
+    *(n for n in CALL if "global" in n),
+)
+
+
+@pytest.mark.parametrize("name", UNREAD)
+@pytest.mark.parametrize("value", [0, -1, "no", [1], float("nan"), np.ones(2), 4, 10**400])
+def test_what_a_reduction_does_not_read_may_be_anything(name, value):
+    b = batch()
+    for options in ({"loss_reduction": "token_sum"}, {"loss_weights": np.ones(6, FLOAT)}):
+        got = b.loss(**options, **{name: value})
+        assert same(got.loss, b.loss(**options).loss)
+        assert same_metrics(got.metrics, b.loss(**options).metrics)
+
+
+def test_what_the_kl_reduction_alone_reads_is_read():
+    b = batch()
+    kl = {"kl_coef": 0.3, "loss_reduction": "token_sum"}
+    refused("max_seq_len: expected a number", kl_reduction="token_sum_over_L", **kl)
+    refused(
+        "samples_per_prompt: expected a divisor",
+        kl_reduction="prompt_mean",
+        **kl,
+        samples_per_prompt=4,
+    )
+    for reduction, name in (("token_mean", "tokens"), ("sequence_mean", "sequences")):
+        options = {**kl, "kl_reduction": reduction}
+        assert not same(b.loss(**options).loss, b.loss(**options, **{f"global_{name}": 999}).loss)
 
 
 def test_a_kl_reduction_that_is_off_asks_for_nothing():

@@ -160,3 +160,28 @@ def test_a_tangent_is_refused_and_never_lost(name, grad_mode):
             t.loss(**ALL_ON)
         if name == "entropy":  # off, and not looked at
             t.loss()
+
+
+@pytest.mark.parametrize("delta", [0.95, 1.1, 1.5, 4.0])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_delta_is_trls(delta, level):
+    """Its lines, through autograd."""
+    t = tensors(batch(spread=0.8)).but(others={})
+    t = t.but(log_probs=t.log_probs.detach().clamp(-3, 0).requires_grad_())
+    t = t.but(old=t.old.clamp(-3, 0), advantages=t.advantages[:, :1].expand(6, 37).contiguous())
+    mask = torch.as_tensor(t.mask)
+    log_ratio = torch.where(mask, t.log_probs - t.old, 0)
+    if level == "sequence":
+        log_ratio = (log_ratio.sum(-1) / mask.sum(-1).clamp(min=1)).unsqueeze(-1)
+    coef_1 = torch.exp(log_ratio)
+    coef_2 = torch.clamp(coef_1, 1 - 0.2, 1 + 0.28)
+    coef_1 = torch.clamp(coef_1, max=delta)
+    per_token = -torch.min(coef_1 * t.advantages, coef_2 * t.advantages)
+    want = (per_token * mask).sum() / mask.sum()
+    (grad,) = torch.autograd.grad(want, t.log_probs)
+    policy = "ppo" if level == "token" else "gspo"
+    options = {"policy_loss": policy, "eps_clip_high": 0.28, "loss_reduction": "bnpo"}
+    got = t.loss(dialect="trl", delta=delta, **options).loss
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    got.backward()
+    torch.testing.assert_close(t.log_probs.grad, grad, rtol=1e-4, atol=1e-6)

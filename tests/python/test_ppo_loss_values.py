@@ -247,3 +247,39 @@ def test_the_kl_term_is_told_apart(reduction):
     assert 0 < want < 1e-6
     assert abs(got - want) <= 1e-5 * want
     assert b.loss(loss_reduction=reduction).metrics.kl_loss == 0
+
+
+@pytest.mark.parametrize("policy", ["ppo", "gspo"])
+@pytest.mark.parametrize("delta", [0.9, 1.1, 1.28, 2.0, np.inf])
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean"])
+def test_a_capped_ratio(policy, delta, reduction):
+    b = batch(spread=1.0, seed=2)
+    options = {"policy_loss": policy, "loss_reduction": reduction, "eps_clip_high": 0.28}
+    check(b, delta=delta, **options)
+    check(b, delta=delta, log_ratio_clamp=np.inf, gspo_log_ratio_clamp=np.inf, **options)
+    if delta == np.inf:
+        assert b.loss(delta=delta, **options).loss == b.loss(**options).loss
+
+
+@pytest.mark.parametrize("delta", [1.1, 1.27, 1.29, 3.0])
+def test_a_capped_ratio_is_the_dual_clip_above_the_clip_alone(delta):
+    """D6: where delta >= 1 + eps_clip_high."""
+    b = batch(spread=1.0, seed=2)
+    options = {"eps_clip_high": 0.28}
+    dual = {"use_dual_clip": True, "clip_ratio_c": delta, **options}
+    got, want = b.loss(delta=delta, **options), b.loss(**dual)
+    grads, others = b.grads(delta=delta, **options).log_probs, b.grads(**dual).log_probs
+    is_same = got.loss == want.loss and np.array_equal(grads, others)
+    assert is_same == (delta >= 1.28)
+    if is_same:
+        assert got.metrics.num_dual_clip == want.metrics.num_dual_clip > 0
+
+
+def test_the_dialects_of_delta():
+    """TRL and Liger cap only where it is given."""
+    b = batch(spread=1.0)
+    for dialect in ("trl", "liger"):
+        own = {"dialect": dialect, "log_ratio_clamp": 5.0}
+        assert b.loss(**own).loss != b.loss(**own, delta=1.3).loss
+        assert b.loss(**own, delta=1.3).metrics.num_dual_clip > 0
+    assert b.loss(dialect="verl", delta=3.0).loss == b.loss(dialect="verl").loss

@@ -23,6 +23,7 @@ DEFAULTS: Mapping[str, Any] = {
     "eps_clip_high": 0.2,
     "use_dual_clip": False,
     "clip_ratio_c": 3.0,
+    "delta": None,
     "cispo_bounds": "1+eps",
     "sapo_tau_pos": 1.0,
     "sapo_tau_neg": 1.05,
@@ -264,8 +265,16 @@ def _policy(
         value, slope = -a * 4 / tau * soft, -a * 4 * soft * (z * soft) * r * moves
     else:
         plain, bounded = -a * r, -a * clipped
+        is_plain, moves_plain = plain >= bounded, np.ones(len(a), bool)
+        if o["delta"] is not None:
+            delta = o["delta"]
+            plain, moves_plain = -a * np.minimum(r, delta), r <= delta
+            dual = ~moves_plain & (plain > bounded) & (a != 0)
+            is_plain = plain >= bounded
+            ties |= _near(r, delta)
         value = np.maximum(plain, bounded)
-        slope = np.where((plain >= bounded) & moves, -a * r, 0.0)
+        inside = (r >= low) & (r <= high)
+        slope = np.where(np.where(is_plain, moves_plain, inside) & moves, -a * r, 0.0)
         if o["use_dual_clip"]:
             c = o["clip_ratio_c"]
             dual = (a < 0) & (value > -a * c)

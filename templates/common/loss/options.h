@@ -6,6 +6,8 @@
 namespace rlk {
 
 enum LossPolicy : long long { kPpo, kGspo, kCispo, kSapo, kGpg };
+// Where A < 0 the loss is at most -A c; the ratio is at most c before it is compared with the clip.
+enum LossCap : long long { kNoCap, kLossCap, kRatioCap };
 // rho: clamped to [low, high]; 0 outside; e^u of the token where the statistic is inside, else 0.
 enum LossCorrection : long long { kNoCorrection, kTruncate, kMask, kBand };
 // Statistic of u = old - rollout: the token's, the sum or the mean over the sequence.
@@ -27,7 +29,7 @@ enum LossReduction : long long {
 
 struct LossChoices {
   long long policy;       // a LossPolicy
-  long long dual_clip;    // 1: on
+  long long dual_clip;    // a LossCap
   long long correction;   // a LossCorrection
   long long level;        // a LossLevel
   long long kl;           // a LossKl
@@ -40,7 +42,7 @@ struct LossChoices {
 struct LossValues {
   float log_ratio_low, log_ratio_high;  // clamp of the log-ratio
   float ratio_low, ratio_high;          // clip bounds
-  float dual_ratio;                     // c
+  float dual_ratio;                     // c, or delta
   float tau_positive, tau_negative;     // SAPO
   float correction_low, correction_high;
   float correction_clamp;         // of the statistic and u, both sides

@@ -7,6 +7,7 @@
 // with the ratio r = exp(clamp(log_prob - old)), A the advantage:
 //   ppo, gspo  l = max(-A r, -A clip(r)), l' = -A r or 0; gspo: r of the sequence's mean log-ratio
 //   dual clip  where A < 0: l = min(l, -A c)
+//   delta      l = max(-A min(r, c), -A clip(r))
 //   cispo      l = -clip(r) A log_prob, clip(r) a constant
 //   sapo       l = -A (4 / tau) s(tau (r - 1)), s the logistic function
 //   gpg        l = -A log_prob
@@ -42,6 +43,18 @@ struct PolicyTerm {
   VecF value, grad;
 };
 
+// l and l' where the ratio is capped, both signs of A; `dual`: the cap sets l.
+RLK_INLINE PolicyTerm capped_term(const LossValues& v, VecF a, VecF ratio, VecF clipped,
+                                  Mask& dual) {
+  const Mask capped = ratio > v.dual_ratio;
+  const VecF plain = -a * ratio, bounded = -a * clipped;
+  const VecF first = select(capped, -a * v.dual_ratio, plain);
+  const Mask is_first = first >= bounded;
+  dual = capped & (first > bounded);
+  const Mask has_slope = (is_first & !capped) | (!is_first & (clipped == ratio));
+  return {select(is_first, first, bounded), select(has_slope, plain, splat(0.0f))};
+}
+
 // l and l' of an active or neutral token. `moves`: the log-ratio is inside its clamp.
 RLK_INLINE PolicyTerm policy_term(const LossChoices& c, const LossValues& v, const TokenInput& in,
                                   const Exponential& r, Mask moves, TokenResult& out) {
@@ -63,11 +76,14 @@ RLK_INLINE PolicyTerm policy_term(const LossChoices& c, const LossValues& v, con
     // Far above 1 the ratio may be infinite where the slope is 0 long before.
     const VecF slope = 4.0f * s.value * s.rest;
     l = {-a * (4.0f / tau) * s.value, select(moves & (slope != 0.0f), -a * slope * r.exp, zero)};
+  } else if (c.dual_clip == kRatioCap) {
+    l = capped_term(v, a, r.exp, clipped, out.dual);
+    l.grad = select(moves, l.grad, zero);
   } else {
     const VecF plain = -a * r.exp, bounded = -a * clipped;
     const Mask is_plain = plain >= bounded;
     l = {select(is_plain, plain, bounded), select(is_plain & moves, plain, zero)};
-    if (c.dual_clip) {
+    if (c.dual_clip == kLossCap) {
       const VecF most = -a * v.dual_ratio;
       out.dual = in.active & (a < 0.0f) & (l.value > most);
       l = {select(out.dual, most, l.value), select(out.dual, zero, l.grad)};

@@ -28,6 +28,7 @@ OPTION_SETS = [
     {"policy_loss": "gspo", "use_tis": True, "tis_level": "sequence"},
     {"policy_loss": "sapo", "kl_coef": 0.1, "kl_reduction": "sequence_mean"},
     {"policy_loss": "cispo", "loss_reduction": "sequence_mean_valid"},
+    {"delta": 1.1, "eps_clip_high": 0.28},
     {"policy_loss": "gpg", "use_tis": True, "tis_level": "geometric", "tis_mode": "band"},
     {"use_tis": True, "tis_mode": "mask", "tis_imp_ratio_cap": 1.5, "kl_coef": 1.0},
     {"kl_coef": 0.3, "kl_gradient": "unbiased", "kl_weight": "ratio", "kl_output_clamp": 5.0},

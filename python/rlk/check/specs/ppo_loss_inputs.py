@@ -31,6 +31,8 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
     {},
     {"mask": "none"},
     {"mask": "float32", "use_dual_clip": True, "clip_ratio_c": 1.5},
+    {"delta": 1.1},
+    {"policy_loss": "gspo", "delta": 2.0, "loss_reduction": "sequence_mean"},
     {"use_tis": True, "tis_imp_ratio_cap": 1.5, "mask": "int64"},
     {"use_tis": True, "tis_mode": "mask", "tis_imp_ratio_cap": 1.5, "tis_imp_ratio_floor": 0.5},
     {"use_tis": True, "tis_level": "sequence", "tis_imp_ratio_cap": 2.0},
@@ -59,6 +61,7 @@ LIVE: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "loss_reduction": ("sequence_mean", {}),
     "eps_clip_low": (0.9, {}),
     "eps_clip_high": (1.5, {}),
+    "delta": (1.1, {}),
     "log_ratio_clamp": (0.1, {}),
     "tis_mode": ("mask", NEEDS_TIS),
     "tis_level": ("sequence", NEEDS_TIS),
@@ -92,6 +95,7 @@ def _parse(name: str) -> Callable[[str], Any]:
 
 OPTION_VALUES: Mapping[str, Callable[[str], Any]] = {
     **{name: _parse(name) for name in DEFAULTS if name != "group_boundaries"},
+    "delta": float,
     "mask": str,
     "loss_weights": lambda text: text == "True",
 }
@@ -170,7 +174,7 @@ def suite(dtype: str, specialized: bool, seed: int) -> list[Case]:
     found += [base.but(options=options) for options in OPTION_SETS[1:]]
     for lead in ((1, 1), (3,), (0,), (2, 0), (1, 4099), (130, 3)):
         found.append(case(dtype, lead, seed=seed + 1))
-    return found[:40] if specialized else found
+    return found[:42] if specialized else found
 
 
 def random_case(rng: np.random.Generator, seed: int) -> Case:
