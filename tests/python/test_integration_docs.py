@@ -244,7 +244,7 @@ def test_skyrl_policy_loss(module, batch):
     registry: dict[str, Any] = {}
     module(
         "skyrl.backends.skyrl_train.utils.ppo_utils",
-        register_policy_loss=lambda name: lambda function: registry.setdefault(name, function),
+        PolicyLossRegistry=SimpleNamespace(register=registry.setdefault),
     )
     run(block("policy_loss_type"))
     got, metrics = registry["rlk"](

@@ -88,12 +88,13 @@ def test_its_switches(tensors, dual, tis):
     torch.testing.assert_close(loss, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["regular", "dual_clip", "ppo_fused"])
+@pytest.mark.parametrize("kind", ["regular", "dual_clip", "ppo_fused", "of_my_own"])
 @pytest.mark.parametrize("as_mapping", [True, False])
 def test_the_registered_loss(tensors, kind, as_mapping):
     PolicyLossRegistry.functions = {}
     skyrl.register(PolicyLossRegistry)
-    function = PolicyLossRegistry.functions["ppo_fused"]
+    skyrl.register(PolicyLossRegistry, "of_my_own")
+    function = PolicyLossRegistry.functions["of_my_own" if kind == "of_my_own" else "ppo_fused"]
     assert function is skyrl.ppo_policy_loss_fused
     config = {
         "policy_loss_type": kind,
@@ -144,3 +145,174 @@ def test_a_config_that_asks_for_what_is_not_there(tensors):
         skyrl.ppo_policy_loss_fused(**tensors, config=SimpleNamespace(use_tis=True))
     with pytest.raises(rlk.InvalidArgument, match="policy_loss"):
         skyrl.ppo_policy_loss_fused(**tensors, config=SimpleNamespace(policy_loss_type="kl_cov"))
+
+
+OFF_POLICY = {
+    "tis_ratio_type": None,
+    "token_tis_ratio_clip_high": 2.0,
+    "sequence_tis_ratio_clip_high": 5.0,
+    "sequence_mask_metric": None,
+    "geo_mask_high": 1.01,
+    "geo_mask_low": 0.99,
+    "outlier_token_is_threshold_low": None,
+    "outlier_token_is_threshold_high": None,
+}
+
+
+def nested(kind="regular", **off_policy):
+    """As SkyRL's: dataclasses within one."""
+    return SimpleNamespace(
+        policy_loss_type=kind,
+        loss_reduction="token_mean",
+        eps_clip_low=0.2,
+        eps_clip_high=0.2,
+        clip_ratio_c=3.0,
+        cispo=SimpleNamespace(cispo_eps_clip_low=0.4, cispo_eps_clip_high=0.6, cispo_anchor="old"),
+        sapo=SimpleNamespace(tau_pos=2.0, tau_neg=0.5),
+        off_policy_correction=SimpleNamespace(**{**OFF_POLICY, **off_policy}),
+    )
+
+
+def run(tensors, config, function=skyrl.ppo_policy_loss_fused):
+    return function(
+        *(tensors[name] for name in ("log_probs", "old_log_probs", "advantages")),
+        config,
+        loss_mask=tensors["loss_mask"],
+        rollout_logprobs=tensors.get("rollout_logprobs"),
+    )[0]
+
+
+def weights(t, level, cap):
+    """compute_tis_ratio, in its words."""
+    log_ratio = t["old_log_probs"] - t["rollout_logprobs"]
+    if level == "sequence":
+        log_ratio = (log_ratio * t["loss_mask"]).sum(-1, keepdim=True)
+    return log_ratio.clamp(-20, 20).exp().clamp(max=cap)
+
+
+@pytest.mark.parametrize("as_mapping", [True, False])
+def test_its_cispo_and_sapo(tensors, as_mapping):
+    def given(kind):
+        config = nested(kind)
+        if not as_mapping:
+            return config
+        return {
+            k: vars(v) if isinstance(v, SimpleNamespace) else v for k, v in vars(config).items()
+        }
+
+    t = tensors
+    ratio = (t["log_probs"] - t["old_log_probs"]).clamp(-20, 20).exp()
+    each = -t["advantages"] * ratio.clamp(0.6, 1.6) * t["log_probs"]
+    want = (each * t["loss_mask"]).sum() / t["loss_mask"].sum()
+    torch.testing.assert_close(run(t, given("cispo")), want, rtol=1e-5, atol=1e-6)
+    tau = torch.where(t["advantages"] > 0, 2.0, 0.5)
+    each = -t["advantages"] * torch.sigmoid(tau * (ratio - 1)) * 4 / tau
+    counts = t["loss_mask"].sum(-1).clamp(min=1)
+    want = ((each * t["loss_mask"]).sum(-1) / counts).mean()
+    torch.testing.assert_close(run(t, given("sapo")), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("level", "cap"), [("token", 1.5), ("sequence", 3.0)])
+def test_its_importance_weights(tensors, level, cap):
+    config = nested(**{"tis_ratio_type": level, f"{level}_tis_ratio_clip_high": cap})
+    each = eager_each(tensors) * weights(tensors, level, cap)
+    want = (each * tensors["loss_mask"]).sum() / tensors["loss_mask"].sum()
+    torch.testing.assert_close(run(tensors, config), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("level", "cap"), [("token", 2.0), ("sequence", 5.0)])
+def test_caps_by_level_are_the_dialects(tensors, level, cap):
+    """2 a token and 5 a sequence, where config or call names none."""
+    want = rlk.jit.ppo_loss(
+        **tensors, dialect="skyrl", use_tis=True, tis_level=level, tis_imp_ratio_cap=cap
+    ).loss
+    got = rlk.jit.ppo_loss(**tensors, dialect="skyrl", use_tis=True, tis_level=level).loss
+    assert same(got, want)
+    correction = {"tis_ratio_type": level}
+    assert same(run(tensors, {"off_policy_correction": correction}), want)
+
+
+def eager_each(t):
+    ratio = (t["log_probs"] - t["old_log_probs"]).clamp(-20, 20).exp()
+    return -torch.min(ratio * t["advantages"], ratio.clamp(0.8, 1.2) * t["advantages"])
+
+
+def test_cispo_of_the_rollout(tensors):
+    config = nested("cispo")
+    config.cispo.cispo_anchor = "rollout"
+    want = run({**tensors, "old_log_probs": tensors["rollout_logprobs"]}, nested("cispo"))
+    assert same(run(tensors, config), want)
+    assert not same(want, run(tensors, nested("cispo")))
+    config.off_policy_correction.tis_ratio_type = "token"
+    with pytest.raises(rlk.InvalidArgument, match=r"config\.cispo\.cispo_anchor: expected 'old'"):
+        run(tensors, config)
+    config.off_policy_correction.tis_ratio_type = None
+    del tensors["rollout_logprobs"]
+    with pytest.raises(rlk.InvalidArgument, match="rollout_logprobs: expected a tensor with"):
+        run(tensors, config)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sequence_mask_metric", "geometric"),
+        ("outlier_token_is_threshold_low", 1e-4),
+        ("outlier_token_is_threshold_high", 100.0),
+        ("token_mask_eps_low", 0.5),
+        ("token_mask_eps_high", 2.0),
+    ],
+)
+def test_what_it_cannot_honour_is_named(tensors, name, value):
+    config = nested(**{"tis_ratio_type": "token", name: value})
+    for function in (skyrl.ppo_policy_loss_fused, skyrl.ppo_policy_loss_metrics):
+        with pytest.raises(rlk.InvalidArgument, match=rf"config\.off_policy_correction\.{name}:"):
+            run(tensors, config, function)
+    off = nested(**{name: value}) if name != "sequence_mask_metric" else nested()
+    assert same(run(tensors, off), run(tensors, nested()))  # as in SkyRL, without a switch
+    alone = nested(sequence_mask_metric="product")
+    with pytest.raises(rlk.InvalidArgument, match="sequence_mask_metric: expected None"):
+        run(tensors, alone)
+    for wrong in ("tokens", 1, []):
+        with pytest.raises(rlk.InvalidArgument, match="tis_ratio_type: expected token, sequence"):
+            run(tensors, nested(tis_ratio_type=wrong))
+    with pytest.raises(rlk.InvalidArgument, match=r"config\.policy_loss_type: expected regular"):
+        run(tensors, nested("dppo"))
+
+
+@pytest.mark.parametrize("kind", ["regular", "dual_clip", "cispo", "sapo", "gspo"])
+def test_a_skyrl_whose_losses_return_metrics(tensors, kind):
+    """It has scaled the advantages; the loss is the sum."""
+    PolicyLossRegistry.functions = {}
+    skyrl.register(PolicyLossRegistry, return_metrics=True)
+    function = PolicyLossRegistry.functions["ppo_fused"]
+    t = {**tensors, "log_probs": tensors["log_probs"].requires_grad_()}
+    config = nested(kind, tis_ratio_type="token")
+    loss, metrics = function(
+        t["log_probs"],
+        t["old_log_probs"],
+        t["advantages"],
+        config,
+        t["loss_mask"],
+        t["rollout_logprobs"],
+    )
+    ratio = (t["log_probs"] - t["old_log_probs"]).clamp(-20, 20).exp()
+    a, mask = t["advantages"], t["loss_mask"]
+    if kind == "gspo":
+        mean = ((t["log_probs"] - t["old_log_probs"]) * mask).sum(-1, True)
+        ratio = (mean / mask.sum(-1, True).clamp(min=1)).clamp(max=10).exp()
+    each = -torch.min(ratio * a, ratio.clamp(0.8, 1.2) * a)
+    clipped = (-ratio.clamp(0.8, 1.2) * a > -ratio * a).float()
+    if kind == "dual_clip":
+        each = torch.where(a < 0, torch.min(-a * 3.0, each), each)
+    if kind == "cispo":
+        each = -a * ratio.clamp(0.6, 1.6).detach() * t["log_probs"]
+        clipped = ((ratio < 0.6) | (ratio > 1.6)).float()
+    if kind == "sapo":
+        tau = torch.where(a > 0, 2.0, 0.5)
+        each, clipped = -a * torch.sigmoid(tau * (ratio - 1)) * 4 / tau, torch.zeros_like(a)
+    want = (each * weights(t, "token", 2.0) * mask).sum()
+    torch.testing.assert_close(loss, want, rtol=1e-5, atol=1e-4)
+    assert type(metrics["clip_ratio"]) is float
+    assert metrics == {"clip_ratio": pytest.approx(float((clipped * mask).sum() / mask.sum()))}
+    loss.backward()
+    assert t["log_probs"].grad.count_nonzero() > 0
