@@ -74,6 +74,7 @@ def test_rows_of_padding():
 
 @options_sets
 def test_packing(options):
+    """torchtitan 3347, prime-rl 605, 606: no token moves, none of a boundary is trained."""
     b = batch(7)
     lengths = np.array([37, 12, 5, 0, 37, 30, 1])
     keep = np.arange(37) < lengths[:, None]
@@ -101,7 +102,8 @@ def test_packed_without_a_mask_takes_every_token():
 @options_sets
 @pytest.mark.parametrize("parts", [2, 3, 12])
 def test_micro_batches(options, parts):
-    """verl 5625, 5877, 906, 3332, 3994; TRL 3021, 3231, 5619, 6024; NeMo 212; ms-swift 10116."""
+    """verl 5625, 5877, 906, 3332, 3994; TRL 3021, 3231, 5619, 6024; NeMo 212; ms-swift 10116;
+    verl 7321, 7200: the KL term too."""
     b = batch(12, seed=5)
     whole = run(b, **options, **GLOBALS)
     pieces = []

@@ -185,7 +185,8 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens_alone():
     [(1, 1, 1, 0), (1, -1, 0, 0), (-1, 1, 0, 0), (-1, -1, 0, 1)],
 )
 def test_two_of_four_quadrants_are_clipped(log_ratio, advantage, high, low):
-    """TRL 3032, 3144, 3175; pytorch/rl 2021: both definitions are returned."""
+    """TRL 3032, 3144, 3175; pytorch/rl 2021, RL-Kernel's sign-agnostic one: both definitions are
+    returned."""
     m = one(log_ratio, advantage).loss().metrics
     assert (m.num_clip_high, m.num_clip_low, m.num_outside) == (high, low, 1)
     assert m.clip_ratio == FLOAT((high + low) / 2)
