@@ -8,7 +8,8 @@ from .group_advantages import GroupAdvantages
 from .linear_logp import LinearLogp
 from .logp import Logp
 from .ppo_loss import PpoLoss
+from .ratio_kl import RatioKl
 
 SPECS: dict[str, OpSpec] = {
-    spec.name: spec for spec in (LinearLogp(), Logp(), PpoLoss(), GroupAdvantages())
+    spec.name: spec for spec in (LinearLogp(), Logp(), RatioKl(), PpoLoss(), GroupAdvantages())
 }

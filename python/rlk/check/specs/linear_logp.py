@@ -37,7 +37,7 @@ class LinearLogp(OpSpec):
     name = "linear_logp"
     op_class = "linear_logprob"
     options = tuple(DEFAULTS)
-    outputs = ("logp", "entropy", "lse")
+    outputs: tuple[str, ...] = ("logp", "entropy", "lse")
     output_options = frozenset({"return_entropy", "return_lse"})
     grad_arguments = {"logp": "grad_output", "entropy": "grad_entropy", "lse": "grad_lse"}
     row_inputs: tuple[str, ...] = ROW_INPUTS
@@ -51,7 +51,7 @@ class LinearLogp(OpSpec):
         "weight": ("vocab", "hidden"),
         "bias": ("vocab",),
     }
-    row_outputs = ("logp", "entropy", "lse", "hidden")
+    row_outputs: tuple[str, ...] = ("logp", "entropy", "lse", "hidden")
     kinds = draw.KINDS
     adversarial = draw.ADVERSARIAL
     forward_only = draw.FORWARD_ONLY

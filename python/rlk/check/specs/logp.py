@@ -44,11 +44,11 @@ class Logp(LinearLogp):
     name = "logp"
     op_class = "logprob"
     row_inputs = ("logits", "target", "temperature", "mask")
-    defaults = DEFAULTS
+    defaults: Mapping[str, Any] = DEFAULTS
     options = tuple(DEFAULTS)
     differentiable = ("logits",)
     axes = {"logp": (), "entropy": (), "lse": (), "logits": ("vocab",)}
-    row_outputs = ("logp", "entropy", "lse", "logits")
+    row_outputs: tuple[str, ...] = ("logp", "entropy", "lse", "logits")
     option_sets = OPTION_SETS
     option_values = {k: v for k, v in draw.OPTION_VALUES.items() if k != "bias"}
     adapters = {
