@@ -194,7 +194,8 @@ def _sequences(shape: tuple[int, ...], cu_seqlens: Array | None) -> tuple[Array,
 
 
 def _near(x: Array, threshold: float) -> Array:
-    return np.abs(x - threshold) <= TIE * abs(threshold)
+    # What is infinite bounds nothing, and is as near to everything.
+    return (np.abs(x - threshold) <= TIE * abs(threshold)) & np.isfinite(threshold)
 
 
 def _mean(values: Array, s: Array, n: Array) -> Array:
