@@ -8,7 +8,7 @@ from test_rlk_suite import expect_ok
 
 import rlk.check
 
-OPS = ("logp", "ratio_kl", "ppo_loss", "group_advantages")
+OPS = ("logp", "ratio_kl", "grpo_loss", "ppo_loss", "group_advantages")
 
 
 @pytest.mark.parametrize("op", OPS)

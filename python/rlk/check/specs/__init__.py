@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from ..spec import OpSpec
 from .group_advantages import GroupAdvantages
+from .grpo_loss import GrpoLoss
 from .linear_logp import LinearLogp
 from .logp import Logp
 from .ppo_loss import PpoLoss
 from .ratio_kl import RatioKl
 
 SPECS: dict[str, OpSpec] = {
-    spec.name: spec for spec in (LinearLogp(), Logp(), RatioKl(), PpoLoss(), GroupAdvantages())
+    spec.name: spec
+    for spec in (LinearLogp(), Logp(), RatioKl(), GrpoLoss(), PpoLoss(), GroupAdvantages())
 }
