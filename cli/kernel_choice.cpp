@@ -65,6 +65,20 @@ const std::vector<std::pair<std::string, DType>> k_dtypes = {
 const std::vector<std::pair<std::string, jit::Pass>> k_passes = {{"fwd", jit::Pass::fwd},
                                                                  {"bwd", jit::Pass::bwd}};
 
+// A model says nothing of some ops' kernels. Asked for by name, they would be left out unsaid.
+void expect_kernels_of_each_op(const jit::WarmPlan& plan) {
+  for (const jit::Op* op : plan.ops) {
+    jit::WarmPlan alone = plan;
+    alone.ops = {op};
+    if (!jit::kernels_of(alone).empty()) continue;
+    throw InvalidArgument(
+        "--op: expected an op whose kernels follow from a model, got {}, whose kernels follow from "
+        "a call's options: its generic ones are built in, --trace takes what RLK_TRACE has "
+        "recorded",
+        op->name);
+  }
+}
+
 }  // namespace
 
 std::vector<Target> named_targets(const KernelChoice& choice) {
@@ -121,6 +135,7 @@ std::vector<jit::Specialization> chosen_kernels(const Context& context, const Ke
                      .dtypes = named_dtypes(choice.dtypes),
                      .targets = asked.empty() ? targets : asked,
                      .tunings = jit::read_tunings(layers_of(context).options)};
+  if (!plan.shapes.empty()) expect_kernels_of_each_op(plan);
   if (plan.ops.empty()) plan.ops.assign(templates::ops().begin(), templates::ops().end());
   return jit::kernels_of(plan);
 }

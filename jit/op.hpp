@@ -51,6 +51,12 @@ struct ConstantDef {
 
 inline std::vector<Specialization> no_alternatives(const Specialization&) { return {}; }
 
+// Of an op no size of a model is a constant of: its kernels follow from a call's options.
+inline std::vector<Specialization> no_model_variants(const ModelShape&, DType, Pass, Target,
+                                                     const Tuning&) {
+  return {};
+}
+
 struct Op {
   std::string_view name;
   std::span<const ConstantDef> constants;
@@ -68,7 +74,8 @@ struct Op {
   int (*dynamic_shared_bytes)(const Specialization&);
   // The generic variants that ship with rlk, for one target.
   std::vector<Specialization> (*generic_variants)(Target);
-  // The variants that calls of a model's head ask for.
+  // The variants that calls of a model's head ask for. Throws InvalidArgument, as such a call
+  // would.
   std::vector<Specialization> (*model_variants)(const ModelShape&, DType, Pass, Target,
                                                 const Tuning&);
   // Those that differ from this one in their tile alone, so that they give the same bits.

@@ -147,17 +147,13 @@ std::vector<jit::Specialization> generic_variants(Target target) {
       jit::Specialization{&templates::group_advantages_op, jit::Pass::fwd, target, {1}}.generic()};
 }
 
-std::vector<jit::Specialization> no_variants(const jit::ModelShape&, DType, jit::Pass, Target,
-                                             const jit::Tuning&) {
-  return {};
-}
-
 }  // namespace
 
 namespace templates {
 const jit::Op group_advantages_op{
-    "group_advantages", k_constants,      check,       specialize, launch, entries,
-    no_shared_bytes,    generic_variants, no_variants,
+    "group_advantages", k_constants,      check,
+    specialize,         launch,           entries,
+    no_shared_bytes,    generic_variants, jit::no_model_variants,
 };
 }  // namespace templates
 

@@ -2,6 +2,7 @@
 // linear_logp for the dispatcher: its constants, entry points and stages.
 #include "templates/linear_logp/op.hpp"
 
+#include "templates/common/logp/check.hpp"
 #include "templates/linear_logp/check.hpp"
 #include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/launch.hpp"
@@ -109,6 +110,7 @@ std::vector<jit::Specialization> alternatives(const jit::Specialization& spec) {
 std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,
                                                 jit::Pass pass, Target target,
                                                 const jit::Tuning& tuning) {
+  check_logp_model(templates::linear_logp_op, shape);
   std::vector<jit::Specialization> variants;
   for (const bool entropy : {false, true}) {
     if (entropy && !shape.entropy) continue;

@@ -2,6 +2,7 @@
 // logp for the dispatcher: its constants, entry points and stages.
 #include "templates/logp/op.hpp"
 
+#include "templates/common/logp/check.hpp"
 #include "templates/common/logp/cpu_types.h"
 #include "templates/logp/check.hpp"
 #include "templates/logp/launch.hpp"
@@ -45,18 +46,27 @@ std::vector<jit::Specialization> generic_variants(Target target) {
   return variants;
 }
 
-// A model's head is warmed for linear_logp, which needs no logits.
-std::vector<jit::Specialization> no_variants(const jit::ModelShape&, DType, jit::Pass, Target,
-                                             const jit::Tuning&) {
-  return {};
+std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,
+                                                jit::Pass pass, Target target, const jit::Tuning&) {
+  check_logp_model(templates::logp_op, shape);
+  std::vector<jit::Specialization> variants;
+  for (const bool entropy : {false, true}) {
+    if (entropy && !shape.entropy) continue;
+    variants.push_back({&templates::logp_op,
+                        pass,
+                        target,
+                        {type_code(dtype), shape.vocab, shape.softcap.has_value(),
+                         shape.logit_scale != 1, entropy}});
+  }
+  return variants;
 }
 
 }  // namespace
 
 namespace templates {
 const jit::Op logp_op{
-    "logp",       k_constants,       check_logp,       specialize,  launch_logp,
-    logp_entries, logp_shared_bytes, generic_variants, no_variants,
+    "logp",       k_constants,       check_logp,       specialize,     launch_logp,
+    logp_entries, logp_shared_bytes, generic_variants, model_variants,
 };
 }  // namespace templates
 

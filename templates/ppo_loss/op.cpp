@@ -63,18 +63,13 @@ std::vector<jit::Specialization> generic_variants(Target target) {
 
 int no_shared_bytes(const jit::Specialization&) { return 0; }
 
-// No size of a model is a constant here: what a call asks for follows its options.
-std::vector<jit::Specialization> no_variants(const jit::ModelShape&, DType, jit::Pass, Target,
-                                             const jit::Tuning&) {
-  return {};
-}
-
 }  // namespace
 
 namespace templates {
 const jit::Op ppo_loss_op{
-    "ppo_loss",       k_constants,     check_ppo_loss,   specialize,  launch_ppo_loss,
-    ppo_loss_entries, no_shared_bytes, generic_variants, no_variants,
+    "ppo_loss",      k_constants,      check_ppo_loss,
+    specialize,      launch_ppo_loss,  ppo_loss_entries,
+    no_shared_bytes, generic_variants, jit::no_model_variants,
 };
 }  // namespace templates
 

@@ -198,17 +198,13 @@ std::vector<jit::Specialization> generic_variants(Target target) {
   return variants;
 }
 
-std::vector<jit::Specialization> no_variants(const jit::ModelShape&, DType, jit::Pass, Target,
-                                             const jit::Tuning&) {
-  return {};
-}
-
 }  // namespace
 
 namespace templates {
 const jit::Op ratio_kl_op{
-    "ratio_kl",      k_constants,      check,       specialize, launch, entries,
-    no_shared_bytes, generic_variants, no_variants,
+    "ratio_kl",      k_constants,      check,
+    specialize,      launch,           entries,
+    no_shared_bytes, generic_variants, jit::no_model_variants,
 };
 }  // namespace templates
 

@@ -64,6 +64,7 @@ TEST_F(ExamineReadinessTest, NothingIsAskedForAndNothingIsThere) {
 TEST_F(ExamineReadinessTest, TheModelsKernelsMustBeThere) {
   KernelChoice choice;
   choice.models = {"V=100,D=64"};
+  choice.ops = {"linear_logp"};
   choose_one_tile();
   store_kernel(k_fwd);
   auto findings = examine(12080, choice);
@@ -82,6 +83,7 @@ TEST_F(ExamineReadinessTest, TheModelsKernelsMustBeThere) {
 TEST_F(ExamineReadinessTest, SoMustTheTilesOfAllRows) {
   KernelChoice choice;
   choice.models = {"V=100,D=64"};
+  choice.ops = {"linear_logp"};
   store_kernel(k_fwd);
   store_kernel(k_bwd);
   EXPECT_TRUE(examine(12080, choice)[0].text.starts_with(

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 
+import numpy as np
 import pytest
 from problems import host_levels
 from processes import entries, run_python
@@ -25,6 +26,10 @@ def both(**sizes):
     return [kernel("fwd", **sizes), kernel("bwd", **sizes)]
 
 
+def of_logits(*, vocab=1000, dtype="f32", level=LEVEL):
+    return [f"logp.{passes}[x={dtype} V={vocab}]@{level}" for passes in ("fwd", "bwd")]
+
+
 @pytest.fixture
 def cache(tmp_path):
     return tmp_path / "cache"
@@ -41,15 +46,16 @@ def config(tmp_path):
 def test_warm_compiles_once_and_lists_it_in_the_manifest(cache, config):
     options = {"dtype": "fp32", "arch": LEVEL, "cache_dir": cache}
     first = rlk.jit.warm(config, **options)
-    assert sorted(first.compiled) == sorted(both())
+    kernels = [*both(), *of_logits()]
+    assert sorted(first.compiled) == sorted(kernels)
     assert (first.present, first.failed) == ([], {})
     files = entries(cache)
-    assert len(files) == 2
+    assert len(files) == 4
     second = rlk.jit.warm(config / "config.json", **options)
-    assert (second.compiled, second.present, second.failed) == ([], both(), {})
+    assert (second.compiled, second.present, second.failed) == ([], kernels, {})
     assert entries(cache) == files
     manifest = json.loads((cache / "manifest.json").read_text())
-    assert manifest == {"format": 1, "kernels": sorted(both())}
+    assert manifest == {"format": 1, "kernels": sorted(kernels)}
 
 
 def test_what_is_asked_for_is_compiled_and_no_more(cache):
@@ -71,7 +77,7 @@ def test_what_is_asked_for_is_compiled_and_no_more(cache):
     shards = rlk.jit.warm(
         "V=1000,D=64", tp=8, vocab=1024, dtype="fp32", arch=LEVEL, cache_dir=cache
     )
-    assert sorted(shards.compiled) == sorted(both(vocab=128))
+    assert sorted(shards.compiled) == sorted([*both(vocab=128), *of_logits(vocab=128)])
 
 
 @pytest.mark.parametrize(
@@ -83,6 +89,12 @@ def test_what_is_asked_for_is_compiled_and_no_more(cache):
         ({"models": "V=3,D=5", "dtype": "int8"}, '--dtype: expected bf16, .*, got "int8"'),
         ({"models": "V=3,D=5", "passes": "both"}, '--pass: expected fwd, bwd, got "both"'),
         ({"models": "V=3,D=5", "op": "gemm"}, '--op: expected .*linear_logp.*, got "gemm"'),
+        (
+            {"models": "V=3,D=5", "op": ["linear_logp", "ppo_loss"]},
+            "--op: expected an op whose kernels follow from a model, got ppo_loss, whose kernels "
+            "follow from a call's options",
+        ),
+        ({"models": "V=3,D=5", "op": "group_advantages"}, "got group_advantages, whose kernels"),
         ({"models": "V=3,D=5", "tp": 2}, "expected a vocabulary that 2 shards divide, got 3"),
         ({"models": "V=3,D=5", "tp": 0}, "--tp"),
         ({"trace": "no/such"}, "trace: no/such: expected a file that RLK_TRACE has recorded"),
@@ -95,6 +107,42 @@ def test_what_cannot_be_is_refused_in_one_line(change, message, cache):
         rlk.jit.warm(**change, cache_dir=cache)
     assert "\n" not in str(caught.value)
     assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "op"), [("softcap=1e38", "linear_logp"), ("logit_scale=1e39", "logp")]
+)
+def test_what_calls_refuse_is_refused_in_their_words(option, op, cache):
+    name, value = option.split("=")
+    hidden, weight, target = np.ones((2, 5), "f4"), np.ones((3, 5), "f4"), [0, 1]
+    operands = (hidden, weight) if op == "linear_logp" else (hidden,)
+    with pytest.raises(rlk.InvalidArgument) as called:
+        getattr(rlk.jit, op)(*operands, np.array(target), **{name: float(value)})
+    with pytest.raises(rlk.InvalidArgument) as warmed:
+        rlk.jit.warm(f"V=3,D=5,{option}", op=op, cache_dir=cache)
+    assert str(warmed.value) == f"warm: {called.value}"
+    assert not cache.exists()
+    with pytest.raises(rlk.InvalidArgument, match=f"{name}: expected a finite number"):
+        rlk.jit.preload(f"V=3,D=5,{option}", device="cpu")
+
+
+def test_logp_is_warmed_for_what_a_model_does_to_its_logits(cache):
+    rlk.jit.warm(
+        "V=40,D=24,softcap=30,logit_scale=0.5",
+        dtype="fp32",
+        arch=LEVEL,
+        op="logp",
+        entropy=True,
+        cache_dir=cache,
+    )
+    rlk.jit.configure(cache_dir=cache, policy="off", arch=LEVEL)
+    logits, target = np.ones((3, 40), "f4"), np.arange(3)
+    options = {"softcap": 30.0, "logit_scale": 0.5}
+    for more in ({}, {"return_entropy": True}):
+        for backward in (False, True):
+            found = rlk.jit.explain_logp(logits, target, **options, **more, backward=backward)
+            assert (found.variant, found.source) == ("specialized", "cache")
+    assert rlk.jit.explain_logp(logits, target).variant == "generic"
 
 
 def test_calls_after_a_preload_compile_and_load_nothing(cache, config):
@@ -113,12 +161,12 @@ def test_calls_after_a_preload_compile_and_load_nothing(cache, config):
         RLK_CACHE_DIR=str(cache),
     )
     report = ended.report
-    assert sorted(report["loaded"]) == sorted(both())
+    assert sorted(report["loaded"]) == sorted([*both(), *of_logits()])
     assert report["missing"] == []
-    assert report["before"]["loaded"] == 2
+    assert report["before"]["loaded"] == 4
     assert (report["hits"], report["disk_hits"], report["compiles"], report["fallbacks"]) == (
         1,
-        2,
+        4,
         0,
         0,
     )
@@ -143,10 +191,11 @@ def test_names_traces_and_models_say_what_to_load(cache, config, tmp_path):
     assert by_name == [[kernel("bwd")], []]
     if OTHER != LEVEL:
         assert by_trace == [[kernel("fwd")], [kernel("fwd", vocab=7)]]
-    everything = sorted([*both(), *both(dtype="bf16")])
+    everything = sorted([*both(), *both(dtype="bf16"), *of_logits(), *of_logits(dtype="bf16")])
     assert sorted(by_config[0]) == sorted(by_sizes[0]) == everything
     assert by_config[1] == by_sizes[1] == []
-    assert mixed == [[kernel("bwd")], both(dim=65, dtype="bf16")]
+    assert sorted(mixed[0]) == sorted([*of_logits(), *of_logits(dtype="bf16"), kernel("bwd")])
+    assert mixed[1] == both(dim=65, dtype="bf16")
 
 
 def test_a_strict_preload_names_what_is_missing(cache):
@@ -241,7 +290,7 @@ def test_warm_and_preload_mean_the_same_target(cache):
         pytest.skip("this processor has one level")
     rlk.jit.configure(arch=OTHER)
     warmed = rlk.jit.warm("V=1000,D=64", dtype="fp32", cache_dir=cache)
-    assert sorted(warmed.compiled) == sorted(both(level=OTHER))
+    assert sorted(warmed.compiled) == sorted([*both(level=OTHER), *of_logits(level=OTHER)])
 
 
 def test_what_is_removed_on_purpose_is_not_missed(cache):
@@ -249,6 +298,8 @@ def test_what_is_removed_on_purpose_is_not_missed(cache):
     options = ["--cache-dir", str(cache)]
     subprocess.run(command([*options, "remove", *both()]), check=True, capture_output=True)
     manifest = json.loads((cache / "manifest.json").read_text())
-    assert manifest["kernels"] == sorted(both(vocab=50, dim=8))
+    assert manifest["kernels"] == sorted(
+        [*both(vocab=50, dim=8), *of_logits(), *of_logits(vocab=50)]
+    )
     subprocess.run(command([*options, "clear", "--yes"]), check=True, capture_output=True)
     assert json.loads((cache / "manifest.json").read_text())["kernels"] == []

@@ -25,22 +25,33 @@ void expect_per_row(const Tensor& tensor, const char* argument, const LogpCallBa
 
 // The sum of both checks: positive, and neither the number nor its inverse leaves fp32's normal
 // range.
-float inverse_of(const LogpCallBase& call, double number, const char* argument) {
+float inverse_of(const jit::Op& op, double number, const char* argument) {
   const float rounded = static_cast<float>(number);
   const float inverse = 1.0f / rounded;
   if (rounded > 0.0f && std::isfinite(rounded) && std::isnormal(inverse)) return inverse;
-  throw InvalidArgument("{}: {}: expected a finite number above 0 (3e-39 to 8e37), got {}",
-                        call.op->name, argument, number);
+  throw InvalidArgument("{}: {}: expected a finite number above 0 (3e-39 to 8e37), got {}", op.name,
+                        argument, number);
+}
+
+void check_logit_scale(const jit::Op& op, double scale) {
+  if (std::isfinite(static_cast<float>(scale))) return;
+  throw InvalidArgument("{}: logit_scale: expected a finite number of float32, got {}", op.name,
+                        scale);
 }
 
 }  // namespace
 
 float inverse_temperature(const LogpCallBase& call, double temperature) {
-  return inverse_of(call, temperature, "temperature");
+  return inverse_of(*call.op, temperature, "temperature");
 }
 
 float inverse_softcap(const LogpCallBase& call, double softcap) {
-  return inverse_of(call, softcap, "softcap");
+  return inverse_of(*call.op, softcap, "softcap");
+}
+
+void check_logp_model(const jit::Op& op, const jit::ModelShape& shape) {
+  if (shape.softcap) inverse_of(op, *shape.softcap, "softcap");
+  check_logit_scale(op, shape.logit_scale);
 }
 
 void check_logp_options(const LogpCallBase& call, const Tensor& matrix, const char* matrix_name) {
@@ -59,10 +70,7 @@ void check_logp_options(const LogpCallBase& call, const Tensor& matrix, const ch
     inverse_temperature(call, call.temperature_value);
   }
   if (call.softcap) inverse_softcap(call, *call.softcap);
-  if (!std::isfinite(static_cast<float>(call.logit_scale))) {
-    throw InvalidArgument("{}: logit_scale: expected a finite number of float32, got {}",
-                          call.op->name, call.logit_scale);
-  }
+  check_logit_scale(*call.op, call.logit_scale);
   if (call.mask.present()) {
     const DType dtype = call.mask.dtype;
     if (dtype != DType::boolean && !is_integer(dtype) && !is_floating(dtype)) {

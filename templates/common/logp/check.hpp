@@ -12,6 +12,9 @@ void check_logp_options(const LogpCallBase& call, const Tensor& matrix, const ch
 // The backward's upstream gradients, and what they need.
 void check_logp_gradients(const LogpCallBase& call, const Tensor& matrix, const char* name);
 
+// What a model does to its logits, as a call of the op would check it.
+void check_logp_model(const jit::Op& op, const jit::ModelShape& shape);
+
 // The temperature rounded to fp32, then inverted by one fp32 division; throws unless it is finite,
 // above 0 and has a normal inverse.
 float inverse_temperature(const LogpCallBase& call, double temperature);
