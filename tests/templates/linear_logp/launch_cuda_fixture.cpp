@@ -3,7 +3,6 @@
 #include "tests/templates/linear_logp/launch_cuda_fixture.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 namespace rlk::test {
 
@@ -42,10 +41,7 @@ LinearLogpCall LaunchCudaTest::make(const CudaCase& wanted) {
 }
 
 void LaunchCudaTest::run(const LinearLogpCall& call, const CudaCase& wanted) {
-  const auto entries = linear_logp_cuda_entries(wanted.pass);
-  std::string code;
-  for (const char* entry : entries) code += std::string(".entry ") + entry + "( ";
-  LoadedKernel kernel = load(code, {entries.begin(), entries.end()});
+  LoadedKernel kernel = load_entries(linear_logp_cuda_entries(wanted.pass));
   kernel.target = wanted.target;
   kernel.constants[k_linear_logp_tile] = wanted.tile;
   launch_linear_logp_cuda(kernel, call,
@@ -53,56 +49,17 @@ void LaunchCudaTest::run(const LinearLogpCall& call, const CudaCase& wanted) {
 }
 
 std::vector<CudaStep> LaunchCudaTest::run(const CudaCase& wanted) {
-  fake_.launches.clear();
-  fake_.memsets.clear();
-  fake_.tensor_maps.clear();
-  workspace_.requests.clear();
+  forget();
   run(make(wanted), wanted);
   return steps();
 }
 
-std::vector<CudaStep> LaunchCudaTest::steps() const {
-  std::vector<CudaStep> all;
-  for (const FakeCuda::Launch& launch : fake_.launches) {
-    CudaStep& step = all.emplace_back();
-    step.name = launch.kernel.substr(std::strlen("rlk_linear_logp_fwd_"));
-    step.blocks = launch.grid_x;
-    step.threads = launch.block_x;
-    step.shared_bytes = launch.shared_bytes;
-    step.device = launch.device;
-    step.stream = launch.stream;
-    void* const to = step.name == "pack" ? static_cast<void*>(&step.copy) : &step.args;
-    std::memcpy(to, launch.first_argument.data(), launch.first_argument.size());
-  }
-  return all;
-}
-
-std::string LaunchCudaTest::names() const {
-  std::string all;
-  for (const CudaStep& step : steps()) all += (all.empty() ? "" : " ") + step.name;
-  return all;
-}
-
-namespace {
-
-struct Array {
-  std::string name;
-  std::uintptr_t begin;
-  Int64 bytes;
-};
-
-std::vector<Array> arrays_of(const std::vector<CudaStep>& steps, int element_bytes) {
-  std::vector<Array> arrays;
+void expect_sound_workspace(const std::vector<CudaStep>& steps, const FakeWorkspace& workspace,
+                            DType dtype) {
+  WorkspaceArrays arrays;
+  const auto element_bytes = static_cast<int>(size_bytes(dtype));
   const auto add = [&](const char* name, const void* data, Int64 bytes) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(data);
-    if (begin == 0 || bytes == 0) return;
-    const Array array{name, begin, bytes};
-    const auto same = std::ranges::find(arrays, begin, &Array::begin);
-    if (same == arrays.end()) {
-      arrays.push_back(array);
-    } else {
-      EXPECT_TRUE(same->name == array.name && same->bytes == bytes) << name;
-    }
+    arrays.add(name, data, bytes);
   };
   for (const CudaStep& step : steps) {
     if (step.name == "pack") {
@@ -132,22 +89,7 @@ std::vector<Array> arrays_of(const std::vector<CudaStep>& steps, int element_byt
       add("hidden_shifted", args.hidden_shifted, rows * args.hidden_shifted_pitch * element_bytes);
     }
   }
-  return arrays;
-}
-
-}  // namespace
-
-void expect_sound_workspace(const std::vector<CudaStep>& steps, const FakeWorkspace& workspace,
-                            DType dtype) {
-  ASSERT_EQ(workspace.requests.size(), 1u);
-  std::vector<Array> arrays = arrays_of(steps, static_cast<int>(size_bytes(dtype)));
-  std::ranges::sort(arrays, {}, &Array::begin);
-  std::uintptr_t end = FakeWorkspace::k_address;
-  for (const Array& array : arrays) {
-    EXPECT_EQ(array.begin, end) << array.name;
-    end = array.begin + static_cast<std::uintptr_t>(round_up(array.bytes, 256));
-  }
-  EXPECT_EQ(end, FakeWorkspace::k_address + workspace.requests[0]);
+  arrays.expect_fill(workspace);
 }
 
 }  // namespace rlk::test
