@@ -182,6 +182,13 @@ TEST_F(LaunchLogpTest, AGridStaysWithinItsBounds) {
   EXPECT_EQ(all[0].blocks, 1u << 30);
 }
 
+TEST_F(LaunchLogpTest, ABackwardMayBeLeftOutOnTheDevice) {
+  LogpCall call = make({.pass = k_bwd});
+  EXPECT_EQ(run(call)[0].args.unless_one, nullptr);
+  call.unless_one = tensor(DType::f32, {});
+  EXPECT_EQ(run(call)[0].args.unless_one, call.unless_one.data);
+}
+
 TEST_F(LaunchLogpTest, ABackwardIsOneStep) {
   const LogpCase wanted{.pass = k_bwd, .softcap = 30.0, .logit_scale = 0.5, .has_entropy = true};
   LogpCall call = make(wanted);
