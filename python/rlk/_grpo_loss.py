@@ -12,7 +12,7 @@ from rlk import _core, _ppo_loss
 from rlk._group_advantages import group_advantages, host_boundaries
 from rlk._metrics import figure
 from rlk._ratio_kl import LogpOptions
-from rlk.errors import InvalidArgument, renamed
+from rlk.errors import InvalidArgument, Unsupported, renamed
 
 Tensor = Any
 # What the parts' arguments are called here. A token of log_probs is one of action_ids.
@@ -142,23 +142,26 @@ def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, T
     """(loss, figures of ppo_loss, what a backward needs where it is asked for)."""
     options = call.loss.options
     tensors = dict(call.loss.tensors)
-    with renamed("grpo_loss", NAMES):
+    on_cuda = getattr(call.policy_logits, "is_cuda", False)
+    with renamed("grpo_loss", NAMES, on_cuda):
         tensors["advantages"] = group_advantages(call.rewards, stream, **call.groups)
         found = _core.logp_forward(
             call.policy_logits, *call.logp, stream, options.needs_entropy, False, True, False
         )
     tensors["log_probs"], entropy, _, row_max, row_log_sum = found
+    if isinstance(found[0], _core.Array):
+        raise Unsupported("grpo_loss: policy_logits: expected torch tensors on CUDA, got another's")
     ids, *_, mask, ignore_index = call.logp
     tensors["loss_mask"] = active_tokens(ids, mask, ignore_index)
     expect_one_a_sequence(tensors)
     if options.needs_entropy:
         tensors["entropy"] = entropy
     if options.needs_ref and call.ref_logps is None:
-        with renamed("grpo_loss", REF_NAMES):
+        with renamed("grpo_loss", REF_NAMES, on_cuda):
             tensors["ref_log_probs"] = _core.logp_forward(
                 call.ref_logits, *call.logp, stream, False, False, False, False
             )
-    with renamed("grpo_loss", NAMES):
+    with renamed("grpo_loss", NAMES, on_cuda):
         loss, _, figures, _, grad, grad_entropy = _core.ppo_loss_forward(
             tensors, options.core, stream, needs_grad, needs_grad and options.needs_entropy
         )

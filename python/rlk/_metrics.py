@@ -58,8 +58,6 @@ def make_metrics(counts: Tensor, figures: Tensor, exact: Tensor) -> Metrics:
 
 def figure(figures: Tensor, name: str) -> Tensor:
     """One of the figures, 0-d."""
-    if not hasattr(figures, "__getitem__"):
-        raise Unsupported("ppo_loss: log_probs: expected torch tensors on CUDA, got another's")
     return figures[Metrics._fields.index(name) - NUM_COUNTS]
 
 

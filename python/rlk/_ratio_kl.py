@@ -89,14 +89,15 @@ def make_call(
 
 
 def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[RatioKl, Saved | None]:
-    with renamed("ratio_kl", NAMES):
+    on_cuda = getattr(call.policy_logits, "is_cuda", False)
+    with renamed("ratio_kl", NAMES, on_cuda):
         found = _core.logp_forward(
             call.policy_logits, *call.logp, stream, False, False, needs_grad, False
         )
     log_prob = found[0] if needs_grad else found
     ref = call.ref_logps
     if ref is None:
-        with renamed("ratio_kl", REF_NAMES):
+        with renamed("ratio_kl", REF_NAMES, on_cuda):
             ref = _core.logp_forward(
                 call.ref_logits, *call.logp, stream, False, False, False, False
             )

@@ -53,13 +53,16 @@ def text(value: object) -> str:
 
 
 @contextmanager
-def renamed(op: str, names: Mapping[str, str]) -> Iterator[None]:
-    """Errors of an op that `op` is made of, as those of `op`: its arguments by the names here."""
+def renamed(op: str, names: Mapping[str, str], on_cuda: bool = False) -> Iterator[None]:
+    """Errors of an op that `op` is made of, as those of `op`: its arguments by the names here.
+
+    On CUDA a target out of range is told late: it may be of any call, so it is told as it is.
+    """
     try:
         yield
     except (InvalidArgument, Unsupported, TypeError) as error:
         found = re.fullmatch(r"\w+: (\w+): (.*)", str(error), re.DOTALL)
-        if found is None:
+        if found is None or (on_cuda and found[1] == "target"):
             raise
         argument, message = found.groups()
         named = r"(?<=that of )\w+|(?<=with )\w+"
