@@ -207,3 +207,13 @@ def test_an_expanded_upstream():
     t.ratio_kl().ratio.sum().backward()
     one = torch.ones(6, 9)
     assert same_bits(t.policy.grad, t.but(policy=t.policy.detach()).ratio_kl_grad(one, None))
+
+
+def test_an_upstream_of_one_writes_nothing():
+    t = tensors(draw())
+    want = t.but(policy=t.policy.detach()).grad(3.0, **PAIRS)
+    for factor in (1.0, 3.0):
+        loss = t.loss(**PAIRS).loss
+        loss.grad_fn.gradient.fill_(7.0)
+        got = grad_of(loss * factor, t.policy)
+        assert same_bits(got, torch.full_like(got, 7.0) if factor == 1.0 else want)

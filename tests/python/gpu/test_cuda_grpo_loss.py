@@ -196,6 +196,16 @@ def test_twice_through_one_graph(factors):
         got.fill_(float("nan"))
 
 
+def test_an_upstream_of_one_writes_nothing():
+    t = leaf(upload(draw(6, 9, 3331)))
+    for factor in (1.0, 3.0):
+        loss = t.loss(**PAIRS).loss
+        loss.grad_fn.gradient.fill_(7.0)
+        (got,) = torch.autograd.grad(loss * factor, t.policy)
+        want = torch.full_like(got, 7.0) if factor == 1.0 else run_loss(t, factor)[3]
+        assert same_bits(got, want)
+
+
 @cuda_only
 def test_ids_out_of_range():
     t = upload(draw(6, 9, 310))
