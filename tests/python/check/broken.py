@@ -32,7 +32,7 @@ class Reference:
         return_lse: bool = False,
         **options: Any,
     ) -> Any:
-        rows = Rows(self, hidden, weight, target, bias, **options)
+        rows = self.rows(hidden, weight, target, bias, **options)
         out, entropy, lse = np.zeros((3, len(rows.active)), np.float32)
         for row, place in enumerate(rows.places):
             z, _ = rows.logits(row)
@@ -62,7 +62,22 @@ class Reference:
         needs: tuple[str, ...] = ("hidden", "weight", "bias"),
         **options: Any,
     ) -> tuple[Array, ...]:
-        rows = Rows(self, hidden, weight, target, bias, **options)
+        rows = self.rows(hidden, weight, target, bias, **options)
+        dz = self.logit_gradients(rows, grad_output, grad_entropy, grad_lse)
+        dhidden = np.zeros((len(rows.active), rows.weight.shape[1]), np.float32)
+        for row, place in enumerate(rows.places):
+            dhidden[self.gradient_row(place, len(rows.active))] = dz[row] @ rows.weight
+        found = {
+            "hidden": dhidden.reshape(hidden.shape).astype(hidden.dtype),
+            "weight": self.weight_gradient(dz, rows).astype(weight.dtype),
+            "bias": None if bias is None else dz.sum(axis=0, dtype=np.float32).astype(bias.dtype),
+        }
+        return tuple(found[name] for name in needs)
+
+    def logit_gradients(
+        self, rows: Rows, grad_output: Array, grad_entropy: Array, grad_lse: Array
+    ) -> Array:
+        """Of the raw logits, [active rows, V]."""
         g = self.upstream(np.ascontiguousarray(grad_output).reshape(-1))
         dz = np.zeros((len(rows.places), len(rows.weight)), np.float32)
         for row, place in enumerate(rows.places):
@@ -79,17 +94,12 @@ class Reference:
                 away = self.away(z, biggest, log_sum)
                 dz[row] -= grad_entropy.reshape(-1)[place] * p * away
             dz[row] *= self.slope(slope) * self.backward_scale(rows, row)
-        dhidden = np.zeros((len(rows.active), rows.weight.shape[1]), np.float32)
-        for row, place in enumerate(rows.places):
-            dhidden[self.gradient_row(place, len(rows.active))] = dz[row] @ rows.weight
-        found = {
-            "hidden": dhidden.reshape(hidden.shape).astype(hidden.dtype),
-            "weight": self.weight_gradient(dz, rows).astype(weight.dtype),
-            "bias": None if bias is None else dz.sum(axis=0, dtype=np.float32).astype(bias.dtype),
-        }
-        return tuple(found[name] for name in needs)
+        return dz
 
     # The steps that a defect replaces.
+
+    def rows(self, *operands: Array, **options: Any) -> Rows:
+        return Rows(self, *operands, **options)
 
     def read_target(self, target: Array) -> Array:
         return target.astype(np.int64)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import broken
+import broken_logp
 import pytest
-from broken import BROKEN, Reference
+from broken import Reference
 from long_run import LONG
 
 import rlk.check
@@ -17,9 +19,18 @@ from rlk.check.specs import SPECS
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN and inf are wanted here
 
 
-@pytest.mark.parametrize("defect", BROKEN, ids=lambda defect: defect.__name__)
-def test_a_planted_defect_is_named(defect: type[Reference]) -> None:
-    spec = SPECS["linear_logp"]
+REFERENCES = {"linear_logp": Reference, "logp": broken_logp.Logp}
+PLANTED = [
+    *(("linear_logp", *planted) for planted in broken.BROKEN.items()),
+    *(("logp", *planted) for planted in broken_logp.BROKEN.items()),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "defect", "names"), PLANTED, ids=[f"{op}-{defect.__name__}" for op, defect, _ in PLANTED]
+)
+def test_a_planted_defect_is_named(op: str, defect: type[Reference], names: set[str]) -> None:
+    spec = SPECS[op]
     candidate = from_function(spec, defect.__name__, defect())
     session = Session(spec, candidate, contract.load(), None)
     kinds = []
@@ -27,13 +38,14 @@ def test_a_planted_defect_is_named(defect: type[Reference]) -> None:
         result = runner.run_job(session, job)
         if result.failed:
             kinds.append(result.failure)
-        if result.failure in BROKEN[defect]:
+        if result.failure in names:
             return
-    pytest.fail(f"expected {BROKEN[defect]}, got {sorted(set(map(str, kinds)))}")
+    pytest.fail(f"expected {names}, got {sorted(set(map(str, kinds)))}")
 
 
-def test_the_correct_reference_passes_the_suite() -> None:
-    report = rlk.check.run(candidate=Reference(), suite=True)
+@pytest.mark.parametrize("op", REFERENCES)
+def test_the_correct_reference_passes_the_suite(op: str) -> None:
+    report = rlk.check.run(op, candidate=REFERENCES[op](), suite=True)
     assert report.ok, "\n".join(line(failure) for failure in report.failures())
 
 
