@@ -244,14 +244,14 @@ def test_skyrl_policy_loss(module, batch):
     registry: dict[str, Any] = {}
     module(
         "skyrl.backends.skyrl_train.utils.ppo_utils",
-        PolicyLossRegistry=SimpleNamespace(register=registry.setdefault),
+        PolicyLossRegistry=SimpleNamespace(register=registry.__setitem__),
     )
-    run(block("policy_loss_type"))
-    got, metrics = registry["rlk"](
+    run(block("skyrl.register"))
+    got, metrics = registry["ppo_fused"](
         batch.logp,
         batch.old,
         batch.advantages,
-        SimpleNamespace(eps_clip_low=0.1, eps_clip_high=0.3),
+        SimpleNamespace(policy_loss_type="ppo_fused", eps_clip_low=0.1, eps_clip_high=0.3),
         loss_mask=batch.mask,
     )
     loss, clipped = tokens(batch, 0.1, 0.3)
