@@ -31,14 +31,14 @@ class FakeWorkspace : public runtime::Workspace {
 };
 
 // A launch, with its only argument.
-template <class Args>
+template <class Args, class Copy = LogpCudaCopy>
 struct LaunchedStep {
   std::string name;  // "main" of rlk_linear_logp_fwd_main
   unsigned blocks = 0, threads = 0, shared_bytes = 0;
   int device = -1;
   runtime::cuda::Stream stream = nullptr;
-  Args args{};          // of every step but pack
-  LogpCudaCopy copy{};  // of pack
+  Args args{};  // of every step but pack
+  Copy copy{};  // of pack
 };
 
 // Moves a tensor's first element and sets its strides, as a view does.
@@ -48,10 +48,10 @@ inline Tensor view(Tensor tensor, std::vector<Int64> strides, Int64 offset_bytes
   return tensor;
 }
 
-template <class Args>
+template <class Args, class Copy = LogpCudaCopy>
 class LaunchFixture : public CudaTest {
  protected:
-  using Step = LaunchedStep<Args>;
+  using Step = LaunchedStep<Args, Copy>;
 
   static constexpr int k_device = 1;
   inline static void* const k_stream = reinterpret_cast<void*>(0x40);
@@ -59,7 +59,7 @@ class LaunchFixture : public CudaTest {
   LaunchFixture() {
     fake_.fills_memory = false;
     fake_.argument_bytes = [](const std::string& kernel) {
-      return kernel.ends_with("_pack") ? sizeof(LogpCudaCopy) : sizeof(Args);
+      return kernel.ends_with("_pack") ? sizeof(Copy) : sizeof(Args);
     };
   }
 

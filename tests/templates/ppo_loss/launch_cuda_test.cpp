@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launch of ppo_loss asks of the driver: order of steps, grids, arguments, copies,
+// workspace, errors. No memory is behind the tensors.
+#include "templates/common/device_errors.hpp"
+#include "templates/ppo_loss/launch.hpp"
+#include "templates/ppo_loss/op.hpp"
+#include "tests/templates/common/launch_fixture.hpp"
+
+#include <vector>
+
+namespace rlk::test {
+namespace {
+
+using PpoLossStep = LaunchedStep<PpoLossArgs, PpoLossPack>;
+
+class LaunchPpoLossTest : public LaunchFixture<PpoLossArgs, PpoLossPack> {
+ protected:
+  static constexpr Int64 k_num_sms = 132;  // of the fake card
+
+  LaunchPpoLossTest() {
+    fake_.argument_bytes = [](const std::string& kernel) {
+      if (kernel == "rlk_ppo_loss_bwd_main") return sizeof(PpoLossBackwardArgs);
+      return kernel.ends_with("_pack") ? sizeof(PpoLossPack) : sizeof(PpoLossArgs);
+    };
+  }
+
+  // A padded batch of plain ppo, every array dense.
+  PpoLossCall make(std::vector<Int64> shape) {
+    PpoLossCall call;
+    call.op = &templates::ppo_loss_op;
+    call.device = {Device::Kind::cuda, k_device};
+    call.stream = k_stream;
+    call.workspace = &workspace_;
+    for (Tensor* each : {&call.log_probs, &call.old_log_probs, &call.advantages, &call.grad}) {
+      *each = tensor(DType::f32, shape);
+    }
+    call.loss = tensor(DType::f32, {});
+    call.counts = tensor(DType::i64, {kNumCounts});
+    call.figures = tensor(DType::f32, {kNumFigures});
+    call.exact = tensor(DType::i64, {kNumSums, 2});
+    return call;
+  }
+
+  // Everything that a call may have, in no switch's way.
+  PpoLossCall make_full(const std::vector<Int64>& shape) {
+    PpoLossCall call = make(shape);
+    for (Tensor* each : {&call.rollout_log_probs, &call.ref_log_probs, &call.entropy, &call.weights,
+                         &call.grad_entropy}) {
+      *each = tensor(DType::f32, shape);
+    }
+    call.mask = tensor(DType::boolean, shape);
+    call.choices.correction = kTruncate;
+    call.choices.kl = kKl3;
+    call.choices.entropy = 1;
+    return call;
+  }
+
+  // Runs it alone: what came before is forgotten.
+  std::vector<PpoLossStep> run(const PpoLossCall& call) {
+    forget();
+    LoadedKernel kernel = load_entries(ppo_loss_entries(call.pass, Backend::cuda));
+    kernel.target = Target::sm_90a;
+    launch_ppo_loss(kernel, call, {});
+    return steps();
+  }
+
+  void expect_sound_workspace(const std::vector<PpoLossStep>& all) {
+    WorkspaceArrays arrays;
+    for (const PpoLossStep& step : all) {
+      if (step.name == "pack") {
+        const PpoLossPack& pack = step.copy;
+        const Int64 bytes[] = {4, 1, 8};  // by kind
+        arrays.add("pack", pack.to, pack.rows * pack.cols * bytes[pack.to_kind]);
+        continue;
+      }
+      const PpoLossArgs& args = step.args;
+      const Int64 sequences = args.num_sequences;
+      arrays.add("sequence_tokens", args.sequence_tokens, sequences * 8);
+      arrays.add("sequence_weight", args.sequence_weight, sequences * 4);
+      arrays.add("sequence_kl_weight", args.sequence_kl_weight, sequences * 4);
+      arrays.add("sequence_log_ratio", args.sequence_log_ratio, sequences * 4);
+      arrays.add("sequence_statistic", args.sequence_statistic, sequences * 4);
+      arrays.add("partials", args.partials,
+                 std::max<Int64>(args.num_items, 1) * static_cast<Int64>(sizeof(PpoLossPartial)));
+    }
+    arrays.expect_fill(workspace_);
+  }
+};
+
+TEST_F(LaunchPpoLossTest, AForwardIsFourSteps) {
+  PpoLossCall call = make({8, 512});
+  call.mask = tensor(DType::boolean, {8, 512});
+  call.values.ratio_high = 1.28f;
+  call.reduction = kSequenceMean;
+  call.kl_reduction = kTokenSum;
+  call.length = 99;
+  const auto all = run(call);
+  ASSERT_EQ(names(), "count weigh main finish");
+  const auto expect_dims = [&](int step, unsigned blocks, unsigned threads) {
+    EXPECT_EQ(all[step].blocks, blocks) << all[step].name;
+    EXPECT_EQ(all[step].threads, threads) << all[step].name;
+    EXPECT_EQ(all[step].shared_bytes, 0u) << all[step].name;
+  };
+  expect_dims(0, 8, 512);
+  expect_dims(1, 1, 1024);
+  expect_dims(2, 16, 256);
+  expect_dims(3, 1, 1024);
+  for (const PpoLossStep& step : all) {
+    EXPECT_EQ(step.device, k_device);
+    EXPECT_EQ(step.stream, k_stream);
+    const PpoLossArgs& args = step.args;
+    EXPECT_EQ(args.num_tokens, 8 * 512);
+    EXPECT_EQ(args.num_sequences, 8);
+    EXPECT_EQ(args.length, 512);
+    EXPECT_EQ(args.num_items, 16);
+    EXPECT_EQ(args.starts, nullptr);
+    EXPECT_EQ(args.mask, call.mask.data);
+    EXPECT_EQ(args.log_probs, call.log_probs.data);
+    EXPECT_EQ(args.old_log_probs, call.old_log_probs.data);
+    EXPECT_EQ(args.advantages, call.advantages.data);
+    EXPECT_EQ(args.advantage_is_of_sequence, 0);
+    EXPECT_EQ(args.rollout_log_probs, nullptr);
+    EXPECT_EQ(args.ref_log_probs, nullptr);
+    EXPECT_EQ(args.entropy, nullptr);
+    EXPECT_EQ(args.weights, nullptr);
+    EXPECT_EQ(args.values.ratio_high, 1.28f);
+    EXPECT_EQ(args.reductions.policy, kSequenceMean);
+    EXPECT_EQ(args.reductions.kl, kTokenSum);
+    EXPECT_EQ(args.reductions.length, 99);
+    EXPECT_EQ(args.group_starts, nullptr);
+    EXPECT_EQ(args.group_size, 1);
+    EXPECT_EQ(args.num_groups, 8) << "each sequence is one";
+    EXPECT_EQ(args.loss, call.loss.data);
+    EXPECT_EQ(args.grad, call.grad.data);
+    EXPECT_EQ(args.grad_entropy, nullptr);
+    EXPECT_EQ(args.counts, call.counts.data);
+    EXPECT_EQ(args.figures, call.figures.data);
+    EXPECT_EQ(args.exact, call.exact.data);
+  }
+  expect_sound_workspace(all);
+  EXPECT_TRUE(fake_.memsets.empty());
+  // Nothing waits and nothing is read back.
+  for (const char* call_name : {"cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyDtoH",
+                                "cuMemAlloc", "cuMemAllocAsync"}) {
+    EXPECT_EQ(fake_.num_calls[call_name], 0) << call_name;
+  }
+}
+
+// An array is looked at with its switch alone, whatever it is.
+TEST_F(LaunchPpoLossTest, WhatASwitchReadsIsPassedWithItAlone) {
+  PpoLossCall call = make_full({8, 512});
+  for (Tensor* each : {&call.rollout_log_probs, &call.ref_log_probs, &call.entropy}) {
+    *each = view(*each, {1, 8});  // else it would be copied
+  }
+  call.choices = {};
+  const PpoLossArgs off = run(call).back().args;
+  EXPECT_EQ(names(), "count weigh main finish");
+  EXPECT_EQ(off.rollout_log_probs, nullptr);
+  EXPECT_EQ(off.ref_log_probs, nullptr);
+  EXPECT_EQ(off.entropy, nullptr);
+
+  call = make_full({8, 512});
+  const PpoLossArgs on = run(call).back().args;
+  EXPECT_EQ(names(), "count weigh main finish");
+  EXPECT_EQ(on.rollout_log_probs, call.rollout_log_probs.data);
+  EXPECT_EQ(on.ref_log_probs, call.ref_log_probs.data);
+  EXPECT_EQ(on.entropy, call.entropy.data);
+  EXPECT_EQ(on.weights, call.weights.data);
+  EXPECT_EQ(on.weight_is_of_sequence, 0);
+  EXPECT_EQ(on.grad_entropy, call.grad_entropy.data);
+  EXPECT_EQ(on.choices.correction, kTruncate);
+  EXPECT_EQ(on.choices.kl, kKl3);
+  EXPECT_EQ(on.choices.entropy, 1);
+}
+
+TEST_F(LaunchPpoLossTest, AdvantagesAndWeightsMayBeOneASequence) {
+  for (const auto& shape : std::vector<std::vector<Int64>>{{8}, {8, 1}}) {
+    PpoLossCall call = make({8, 512});
+    call.advantages = tensor(DType::f32, shape);
+    call.weights = tensor(DType::f32, shape);
+    const PpoLossArgs args = run(call).back().args;
+    EXPECT_EQ(names(), "count weigh main finish");
+    EXPECT_EQ(args.advantages, call.advantages.data);
+    EXPECT_EQ(args.advantage_is_of_sequence, 1);
+    EXPECT_EQ(args.weight_is_of_sequence, 1);
+  }
+}
+
+TEST_F(LaunchPpoLossTest, PackedSequencesGroupsAndGlobalCounts) {
+  PpoLossCall call = make({1000});
+  call.cu_seqlens = tensor(DType::i64, {7});
+  call.group_starts = tensor(DType::i64, {3});
+  call.global_tokens.value = 12345;
+  call.global_sequences.tensor = tensor(DType::i64, {1});
+  auto all = run(call);
+  ASSERT_EQ(names(), "count weigh main finish");
+  EXPECT_EQ(all[0].blocks, 6u);
+  const PpoLossArgs& args = all[0].args;
+  EXPECT_EQ(args.num_sequences, 6);
+  EXPECT_EQ(args.starts, call.cu_seqlens.data);
+  EXPECT_EQ(args.group_starts, call.group_starts.data);
+  EXPECT_EQ(args.num_groups, 2);
+  EXPECT_EQ(args.reductions.tokens.at, nullptr);
+  EXPECT_EQ(args.reductions.tokens.value, 12345);
+  EXPECT_EQ(args.reductions.sequences.at, call.global_sequences.tensor.data) << "read there";
+  EXPECT_EQ(args.reductions.groups.at, nullptr);
+  EXPECT_EQ(args.reductions.groups.value, 0);
+  expect_sound_workspace(all);
+
+  // Without starts it is one sequence.
+  call = make({1000});
+  all = run(call);
+  EXPECT_EQ(all[0].blocks, 1u);
+  EXPECT_EQ(all[0].args.num_sequences, 1);
+  EXPECT_EQ(all[0].args.length, 1000);
+  EXPECT_EQ(all[0].args.starts, nullptr);
+
+  call = make({8, 512});
+  call.group_size = 4;
+  EXPECT_EQ(run(call)[0].args.num_groups, 2);
+  EXPECT_EQ(run(call)[0].args.group_size, 4);
+}
+
+// As many items as blocks run at once, and more only where a thread would have too many tokens.
+TEST_F(LaunchPpoLossTest, ItemsFillTheCardOnce) {
+  for (const Int64 length : {1, 255, 256, 257, 4096, 65536, 1 << 20}) {
+    const auto all = run(make({64, length}));
+    const Int64 tiles = ceil_div(64 * length, 256);
+    EXPECT_EQ(all[2].args.num_items, std::min(tiles, 3 * k_num_sms)) << length;
+    EXPECT_EQ(Int64{all[2].blocks}, all[2].args.num_items) << length;
+    expect_sound_workspace(all);
+  }
+  const auto all = run(make({1 << 17, 1 << 17}));
+  EXPECT_EQ(all[0].blocks, 65535u) << "the kernel's own loop takes the rest";
+  const Int64 items = all[2].args.num_items;
+  EXPECT_GE(items * kPpoLossMostTurns * 256, Int64{1} << 34);
+  EXPECT_LT((items - 1) * kPpoLossMostTurns * 256, Int64{1} << 34);
+  expect_sound_workspace(all);
+}
+
+// In the order of the arguments, each to the type that kernels read.
+TEST_F(LaunchPpoLossTest, WhatIsNotDenseOfItsTypeIsCopiedFirst) {
+  PpoLossCall call = make_full({4, 6});
+  call.cu_seqlens = tensor(DType::i32, {5});
+  call.group_starts = view(tensor(DType::i64, {3}), {2});
+  call.mask = tensor(DType::f32, {4, 6});
+  call.log_probs.dtype = DType::bf16;
+  call.old_log_probs = view(call.old_log_probs, {1, 4});
+  call.advantages = view(tensor(DType::f32, {4}), {0});
+  call.weights = view(tensor(DType::f64, {4, 1}), {3, 1});
+  call.rollout_log_probs = view(call.rollout_log_probs, {7, 1});
+  call.ref_log_probs.dtype = DType::f16;
+  call.entropy = view(call.entropy, {-6, 1}, 18 * 4);
+  const auto all = run(call);
+  ASSERT_EQ(names(), "pack pack pack pack pack pack pack pack pack pack count weigh main finish");
+  const PpoLossArgs& args = all[10].args;
+  struct {
+    const char* what;
+    const Tensor& tensor;
+    const void* to;
+    PpoLossPack::Kind kind;
+    Int64 rows, cols, row_stride, col_stride;
+  } const copies[] = {
+      {"cu_seqlens", call.cu_seqlens, args.starts, PpoLossPack::kIntegers, 1, 5, 0, 1},
+      {"group_starts", call.group_starts, args.group_starts, PpoLossPack::kIntegers, 1, 3, 0, 2},
+      {"mask", call.mask, args.mask, PpoLossPack::kBytes, 4, 6, 6, 1},
+      {"log_probs", call.log_probs, args.log_probs, PpoLossPack::kFloats, 4, 6, 6, 1},
+      {"old_log_probs", call.old_log_probs, args.old_log_probs, PpoLossPack::kFloats, 4, 6, 1, 4},
+      {"advantages", call.advantages, args.advantages, PpoLossPack::kFloats, 1, 4, 0, 0},
+      {"weights", call.weights, args.weights, PpoLossPack::kFloats, 4, 1, 3, 1},
+      {"rollout", call.rollout_log_probs, args.rollout_log_probs, PpoLossPack::kFloats, 4, 6, 7, 1},
+      {"ref", call.ref_log_probs, args.ref_log_probs, PpoLossPack::kFloats, 4, 6, 6, 1},
+      {"entropy", call.entropy, args.entropy, PpoLossPack::kFloats, 4, 6, -6, 1},
+  };
+  for (std::size_t i = 0; i < std::size(copies); ++i) {
+    const auto& wanted = copies[i];
+    SCOPED_TRACE(wanted.what);
+    const PpoLossPack& pack = all[i].copy;
+    EXPECT_EQ(all[i].blocks, 1u);
+    EXPECT_EQ(all[i].threads, 256u);
+    EXPECT_EQ(all[i].stream, k_stream);
+    EXPECT_EQ(pack.from, wanted.tensor.data);
+    EXPECT_EQ(pack.to, wanted.to);
+    EXPECT_EQ(pack.type, cuda_type(wanted.tensor.dtype));
+    EXPECT_EQ(pack.to_kind, wanted.kind);
+    EXPECT_EQ(pack.rows, wanted.rows);
+    EXPECT_EQ(pack.cols, wanted.cols);
+    EXPECT_EQ(pack.row_stride, wanted.row_stride);
+    EXPECT_EQ(pack.col_stride, wanted.col_stride);
+  }
+  expect_sound_workspace(all);
+}
+
+TEST_F(LaunchPpoLossTest, MasksOfBytesAreReadInPlace) {
+  for (const DType dtype : {DType::boolean, DType::u8, DType::i8}) {
+    PpoLossCall call = make({4, 6});
+    call.mask = tensor(dtype, {4, 6});
+    EXPECT_EQ(run(call).back().args.mask, call.mask.data);
+    EXPECT_EQ(names(), "count weigh main finish");
+  }
+  for (const DType dtype : {DType::i32, DType::i64, DType::f16, DType::f64}) {
+    PpoLossCall call = make({4, 6});
+    call.mask = tensor(dtype, {4, 6});
+    run(call);
+    EXPECT_EQ(names(), "pack count weigh main finish") << name(dtype);
+  }
+}
+
+TEST_F(LaunchPpoLossTest, ManyTokensOfACopyShareBlocks) {
+  PpoLossCall call = make({1024, 4096});
+  call.log_probs.dtype = DType::bf16;
+  EXPECT_EQ(run(call)[0].blocks, 4096u);
+  call = make({10, 100});
+  call.log_probs.dtype = DType::bf16;
+  EXPECT_EQ(run(call)[0].blocks, 4u);
+}
+
+// The results are written all the same.
+TEST_F(LaunchPpoLossTest, NoTokensAreNoMainStep) {
+  auto all = run(make({4, 0}));
+  EXPECT_EQ(names(), "count weigh finish");
+  expect_sound_workspace(all);
+  all = run(make({0, 4}));
+  EXPECT_EQ(names(), "weigh finish");
+  EXPECT_EQ(all[0].args.num_sequences, 0);
+  expect_sound_workspace(all);
+}
+
+TEST_F(LaunchPpoLossTest, ABackwardIsOneStepWithoutWorkspace) {
+  for (const auto& [tokens, blocks] :
+       {std::pair{Int64{1}, 1u}, {1024, 1}, {1025, 2}, {4096 * 1024, 4096}, {1 << 30, 4096}}) {
+    PpoLossCall call = make({tokens});
+    call.pass = jit::Pass::bwd;
+    call.upstream = tensor(DType::f32, {});
+    call.saved = tensor(DType::f32, {tokens});
+    call.gradient = tensor(DType::bf16, {tokens});
+    run(call);
+    ASSERT_EQ(names(), "main");
+    const FakeCuda::Launch& launch = fake_.launches[0];
+    EXPECT_EQ(launch.grid_x, blocks);
+    EXPECT_EQ(launch.block_x, 256u);
+    EXPECT_EQ(launch.stream, k_stream);
+    PpoLossBackwardArgs args{};
+    std::memcpy(&args, launch.first_argument.data(), launch.first_argument.size());
+    EXPECT_EQ(args.num_tokens, tokens);
+    EXPECT_EQ(args.saved, call.saved.data);
+    EXPECT_EQ(args.upstream, call.upstream.data) << "read on the device";
+    EXPECT_EQ(args.grad, call.gradient.data);
+    EXPECT_TRUE(workspace_.requests.empty());
+  }
+}
+
+TEST_F(LaunchPpoLossTest, AWorkspaceThatFailsLaunchesNothing) {
+  workspace_.fails = true;
+  EXPECT_THROW(run(make({4, 6})), DriverError);
+  EXPECT_TRUE(fake_.launches.empty());
+  EXPECT_TRUE(fake_.contexts()->empty());
+}
+
+TEST_F(LaunchPpoLossTest, ARefusedStepNamesItsEntryAndEndsTheCall) {
+  const PpoLossCall call = make({4, 6});
+  fake_.fail_call = "cuLaunchKernel";
+  fake_.fail_at = 2;
+  fake_.fail_code = runtime::cuda::result::invalid_value;
+  const auto text = what<DriverError>([&] { run(call); });
+  EXPECT_NE(text.find("rlk_ppo_loss_fwd_weigh of 1x1x1 blocks"), text.npos) << text;
+  EXPECT_EQ(names(), "count");
+  EXPECT_TRUE(fake_.contexts()->empty());
+}
+
+// What an earlier call of any op found on the device is raised once, in place of the next call.
+TEST_F(LaunchPpoLossTest, AnEarlierCallsErrorIsRaisedOnce) {
+  DeviceError& error = templates::device_error(driver(), k_device);
+  error.row = 3;
+  error.id = 99;
+  error.num_ids = 7;
+  error.op = "logp";
+  error.state = DeviceError::kIdOutOfRange;
+  const PpoLossCall call = make({4, 6});
+  EXPECT_EQ(what<InvalidArgument>([&] { run(call); }),
+            "logp: target: expected ids in [0, 7), got 99 in row 3");
+  EXPECT_TRUE(fake_.launches.empty());
+  EXPECT_EQ(run(call).size(), 4u);
+}
+
+}  // namespace
+}  // namespace rlk::test
