@@ -97,6 +97,16 @@ DeviceArray::DeviceArray(DType dtype, Device device, std::span<const std::int64_
   tensor_.data = reinterpret_cast<void*>(memory_->address);
 }
 
+DeviceArray DeviceArray::at(std::int64_t index) const {
+  // Iteration ends by it.
+  if (tensor_.rank == 0 || index < 0 || index >= tensor_.shape[0]) throw py::index_error();
+  DeviceArray part = *this;
+  part.tensor_ = dense_tensor(nullptr, tensor_.dtype, tensor_.device, tensor_.dims().subspan(1));
+  const auto bytes = static_cast<std::int64_t>(size_bytes(tensor_.dtype));
+  part.tensor_.data = static_cast<std::byte*>(tensor_.data) + index * tensor_.strides[0] * bytes;
+  return part;
+}
+
 void DeviceArray::finish(void* stream) {
   Driver& driver = Driver::instance();
   const DeviceGuard guard(driver, memory_->device);
@@ -134,7 +144,7 @@ void bind_device_array(py::module_& module) {
 
 Given to callers whose tensors come from CuPy, JAX or another DLPack producer. Take it with
 `cupy.from_dlpack(array)`, `jax.dlpack.from_dlpack(array)` or `torch.from_dlpack(array)`: no copy
-is made, and the consumer's stream waits for the result.)")
+is made, and the consumer's stream waits for the result. `array[i]` is a part of it.)")
       .def_property_readonly("shape",
                              [](const DeviceArray& array) {
                                const auto dims = array.tensor().dims();
@@ -146,6 +156,7 @@ is made, and the consumer's stream waits for the result.)")
           "dtype", [](const DeviceArray& array) { return std::string(name(array.tensor().dtype)); })
       .def_property_readonly("device",
                              [](const DeviceArray& array) { return text(array.tensor().device); })
+      .def("__getitem__", &DeviceArray::at, py::arg("index"))
       .def("__dlpack__", &DeviceArray::to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
            py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
            py::arg("copy") = py::none())

@@ -21,6 +21,9 @@ class DeviceArray {
 
   const Tensor& tensor() const { return tensor_; }
 
+  // Along the first axis, in the same memory. Throws py::index_error.
+  DeviceArray at(std::int64_t index) const;
+
   // Consumers wait for what is queued on `stream` up to now.
   void finish(void* stream);
 

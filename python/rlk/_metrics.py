@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from rlk.errors import InvalidArgument, Unsupported
+from rlk.errors import InvalidArgument
 
 Tensor = Any
 NUM_COUNTS, NUM_SUMS = 11, 13
@@ -15,7 +15,10 @@ MARK = -(1 << 63)  # a high word of no sum: the low one tells NaN (1), inf (2), 
 
 
 class Metrics(NamedTuple):
-    """0-d tensors on the call's device, over active tokens. Divide sums by `num_active`."""
+    """0-d tensors on the call's device, over active tokens. Divide sums by `num_active`.
+
+    An `rlk.Array` each where the call's tensors were another framework's on CUDA.
+    """
 
     num_active: Tensor  #: tokens
     num_sequences: Tensor  #: with an active token
@@ -49,11 +52,9 @@ class Metrics(NamedTuple):
 
 def make_metrics(counts: Tensor, figures: Tensor, exact: Tensor) -> Metrics:
     """From what the kernels write."""
-    if type(counts).__module__.partition(".")[0] == "numpy":
-        return Metrics._make([*counts, *figures, exact])
-    if not hasattr(counts, "unbind"):
-        raise Unsupported("ppo_loss: log_probs: expected torch tensors on CUDA, got another's")
-    return Metrics._make([*counts.unbind(), *figures.unbind(), exact])
+    if hasattr(counts, "unbind"):
+        return Metrics._make([*counts.unbind(), *figures.unbind(), exact])
+    return Metrics._make([*counts, *figures, exact])
 
 
 def figure(figures: Tensor, name: str) -> Tensor:
@@ -68,13 +69,14 @@ def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
     explicit weights: their losses then add up. No host synchronization.
 
     Args:
-        parts: `Metrics`, at least one.
+        parts: `Metrics` of torch tensors or NumPy arrays, at least one. Those of `rlk.Array` are
+            made so by ``metrics._make(map(torch.from_dlpack, metrics))``.
 
     Returns:
         (loss, metrics), the loss float32 of 0 dimensions.
 
     Raises:
-        rlk.InvalidArgument: no parts, or what is no `Metrics`.
+        rlk.InvalidArgument: no parts, what is no `Metrics`, or one of other arrays.
 
     Example:
         >>> loss, metrics = rlk.losses.combine([first.metrics, second.metrics])
@@ -112,12 +114,18 @@ def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
 
 def _arrays(sample: Tensor) -> Any:
     """The module of functions for these arrays: torch or numpy."""
-    if type(sample).__module__.partition(".")[0] == "torch":
+    kind = type(sample)
+    if kind.__module__.partition(".")[0] == "torch":
         import torch
 
         return torch
     import numpy
 
+    if not isinstance(sample, numpy.ndarray):
+        raise InvalidArgument(
+            "combine: parts: expected metrics of torch tensors or NumPy arrays, got those of "
+            f"{kind.__module__}.{kind.__name__}; torch.from_dlpack takes them"
+        )
     return numpy
 
 

@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from losses import FLOAT, Batch, batch, same
+from losses import FLOAT, Batch, batch, same, same_metrics
 
 import rlk
 from rlk.check import loss_oracle
@@ -181,3 +181,26 @@ def test_what_is_no_dialect_and_no_metrics():
     for wrong in (None, 1, metrics, [1], [metrics, 1], [metrics, None], []):
         with pytest.raises(rlk.InvalidArgument, match=r"^combine: parts: expected "):
             rlk.losses.combine(wrong)
+
+
+def test_metrics_of_another_framework():
+    """Its arrays are iterated over, and refused by combine until they are torch's or NumPy's."""
+    from rlk._metrics import NUM_COUNTS, make_metrics
+
+    class Other:
+        def __init__(self, values):
+            self.values = np.asarray(values)
+
+        def __getitem__(self, i):
+            return Other(self.values[i])
+
+    want = batch().loss().metrics
+    counts, figures = want[:NUM_COUNTS], want[NUM_COUNTS:-1]
+    got = make_metrics(Other(counts), Other(figures), Other(want.exact))
+    assert same_metrics([x.values for x in got], want)
+    with pytest.raises(
+        rlk.InvalidArgument, match=r"combine: parts: expected .* got .*\.Other; tor"
+    ):
+        rlk.losses.combine([got])
+    back = got._make(x.values for x in got)
+    assert same_metrics(rlk.losses.combine([back, back])[1][:2], [2 * n for n in want[:2]])

@@ -6,7 +6,8 @@ import os
 
 import numpy as np
 import pytest
-from on_device import DEVICE, NAMES, Problem, cuda_only, make, torch
+from losses import Batch, batch, same, same_metrics
+from on_device import DEVICE, NAMES, Problem, cuda_only, make, tensor, torch
 from reference import same_bits
 
 import rlk
@@ -198,3 +199,21 @@ def test_jax(dtype):
     for name, exact in zip(NAMES, grads, strict=True):
         got = np.asarray(jax.dlpack.from_dlpack(getattr(found, name)))
         assert same_bits(got, exact)
+
+
+def test_metrics_of_a_loss():
+    b = batch()
+    arrays = (b.log_probs, b.old, b.advantages)
+    loss, metrics = rlk.jit.ppo_loss(
+        *(Producer(tensor(x)) for x in arrays), Producer(tensor(b.mask))
+    )
+    torch.cuda.synchronize()
+    assert all(type(m) is rlk.Array and m.shape == () for m in metrics[:-1])
+    want = Batch(*(tensor(x) for x in arrays), tensor(b.mask)).loss()
+    with pytest.raises(
+        rlk.InvalidArgument, match=r"combine: .*rlk.*Array; torch\.from_dlpack takes"
+    ):
+        rlk.losses.combine([metrics])
+    on_torch = metrics._make(map(torch.from_dlpack, metrics))
+    assert same_metrics([m.cpu() for m in on_torch], [m.cpu() for m in want.metrics])
+    assert same(rlk.losses.combine([on_torch])[0].cpu(), torch.from_dlpack(loss).cpu())
