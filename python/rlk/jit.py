@@ -620,7 +620,8 @@ def group_advantages(
         samples_per_prompt: size of each group; divides the number of rewards.
         group_boundaries: ``[P + 1]`` integers in its place: group g is
             ``[boundaries[g], boundaries[g + 1])``. Starts at 0, ends at the number of rewards,
-            strictly increases. On CUDA a list or host array is checked; a device tensor is not.
+            strictly increases. On CUDA a device tensor that does not is raised by a later call or
+            `check_errors`, unless validate="sync".
         dialect: rules of "rlk", "rl_kernel", "verl", "verl_old", "skyrl", "trl", "openrlhf",
             "nemo", "slime", "areal" or "liger" for what is None below: `rlk.losses.ADVANTAGES`.
         normalize: "std" (default): the standard deviation and eps; "center": 1 (Dr.GRPO); "rloo":
@@ -1041,8 +1042,8 @@ def configure(
             depend on it.
         log: trace, debug, info, warn, error or off; environment: RLK_LOG.
         specialize: False runs the generic variants alone. Results are the same bits.
-        validate: "async" or "sync": on CUDA, look at targets, mask and temperature before each
-            launch, which waits for the stream; environment: RLK_VALIDATE.
+        validate: "async" or "sync": on CUDA, look at targets, boundaries, masks, global counts and
+            temperatures before each launch, which waits for the stream; environment: RLK_VALIDATE.
         workspace_mib: MiB of a CUDA backward's temporary memory, about; environment:
             RLK_WORKSPACE_MIB. Results do not depend on it.
         max_kernels: specialized kernels that are loaded at once; beyond it the least recently
@@ -1088,14 +1089,16 @@ def settings() -> dict[str, Any]:
 def check_errors(device: int | None = None) -> None:
     """Wait for CUDA devices, then raise what kernels found wrong in the values of earlier calls.
 
-    Kernels cannot raise: a target out of range makes its row NaN and is remembered, one a device,
-    until this function or the next call on that device raises it, once.
+    Kernels cannot raise: a target out of range makes its row NaN, boundaries out of order are cut
+    to what exists, and such an error is remembered, one a device, until this function or the next
+    call on that device raises it, once.
 
     Args:
         device: CUDA device to look at; None: all that rlk ran on in this process.
 
     Raises:
-        rlk.InvalidArgument: an active row's target was out of range; names op, row and id.
+        rlk.InvalidArgument: an active row's target was out of range (names op, row and id), or
+            cu_seqlens or group_boundaries were out of order (names where).
 
     Example:
         >>> loss.backward()

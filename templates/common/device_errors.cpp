@@ -41,12 +41,19 @@ DeviceError& device_error(Driver& driver, int device) {
 
 void raise_device_error(DeviceError& error) {
   std::atomic_ref state(error.state);
-  if (state.load(std::memory_order_acquire) != DeviceError::kIdOutOfRange) return;
+  unsigned expected = state.load(std::memory_order_acquire);
+  if (expected <= DeviceError::kBeingWritten) return;
   const DeviceError found = error;
-  unsigned expected = DeviceError::kIdOutOfRange;
   if (!state.compare_exchange_strong(expected, DeviceError::kNone)) return;  // told elsewhere
-  throw InvalidArgument("{}: target: expected ids in [0, {}), got {} in row {}", found.op,
-                        found.num_ids, found.id, found.row);
+  if (found.state == DeviceError::kIdOutOfRange) {
+    throw InvalidArgument("{}: target: expected ids in [0, {}), got {} in row {}", found.op,
+                          found.num_ids, found.id, found.row);
+  }
+  const bool is_group = found.state == DeviceError::kBadGroup;
+  throw InvalidArgument(
+      "{}: {}: expected to start at 0, {} and end at the last, got {} to {} at {}", found.op,
+      is_group ? "group_boundaries" : "cu_seqlens", is_group ? "to increase" : "not to decrease",
+      found.first, found.last, found.row);
 }
 
 void check_device_errors(std::optional<int> device) {

@@ -14,7 +14,7 @@ struct Group {
   long long first, last;
 };
 
-// Boundaries on a device are not checked before the launch: a wrong group is cut to what exists.
+// Boundaries on a device may be wrong: a group is cut to what exists.
 RLK_INLINE Group group(const GroupAdvantagesArgs& a, long long i) {
   long long first = a.starts ? a.starts[i] : i * a.group_size;
   long long last = a.starts ? a.starts[i + 1] : first + a.group_size;

@@ -7,6 +7,8 @@ namespace rlk {
 enum AdvantageNormalize : long long { kStd, kCenter, kRloo, kLooStd };
 enum AdvantageOfOne : long long { kZero, kReward, kRefused };  // kRefused: NaN where it gets by
 
+struct DeviceError;
+
 struct GroupAdvantagesArgs {
   long long num_rewards, num_groups;
   const void* rewards;
@@ -20,6 +22,8 @@ struct GroupAdvantagesArgs {
   double eps;
   long long group_of_one;  // an AdvantageOfOne
   float* advantages;       // [num_rewards]
+  DeviceError* error;      // CUDA
+  const char* op;          // for `error`
 };
 
 using GroupAdvantagesCpuStep = void (*)(const GroupAdvantagesArgs* args, long long begin,

@@ -16,6 +16,7 @@
 //
 // Reads each reward four times, writes 4 bytes. A lane adds every 32nd reward, then the lanes a
 // tree: the order follows the group's size alone.
+#include "common/cuda/device_error.cuh"
 #include "common/cuda/element.cuh"
 #include "common/cuda/lanes.cuh"
 
@@ -53,6 +54,13 @@ extern "C" __global__ void __launch_bounds__(256)
     if (a.type == kFloat64) return static_cast<const double*>(a.rewards)[j * a.stride];
     return static_cast<double>(read_float(a.rewards, j * a.stride, a.type));
   };
+  if (a.starts) {
+#pragma unroll 1
+    for (Int64 i = blockIdx.x * Int64{256} + threadIdx.x; i < a.num_groups;
+         i += gridDim.x * Int64{256}) {
+      expect_part(*a.error, a.op, DeviceError::kBadGroup, a.starts, i, a.num_groups, a.num_rewards);
+    }
+  }
 #pragma unroll 1
   for (Int64 i = blockIdx.x * Int64{8} + threadIdx.x / 32; i < a.num_groups;
        i += gridDim.x * Int64{8}) {

@@ -3,6 +3,7 @@
 #include "templates/group_advantages/op.hpp"
 
 #include "runtime/cuda/cuda_loader.hpp"
+#include "runtime/cuda/launch.hpp"
 #include "runtime/error.hpp"
 #include "runtime/read_values.hpp"
 #include "runtime/thread_pool.hpp"
@@ -11,6 +12,7 @@
 #include "templates/common/cuda_memory.hpp"
 #include "templates/common/dense.hpp"
 #include "templates/common/device_errors.hpp"
+#include "templates/common/host_copy.hpp"
 
 #include <algorithm>
 
@@ -81,12 +83,16 @@ GroupAdvantagesArgs args_of(const GroupAdvantagesCall& call) {
   return args;
 }
 
+void expect_groups(const templates::Dense<long long>& starts, const GroupAdvantagesCall& call) {
+  templates::expect_boundaries(starts, "group_advantages: group_boundaries",
+                               call.rewards.num_elements(), least_group(call));
+}
+
 void launch_cpu(const LoadedKernel& kernel, const GroupAdvantagesCall& call) {
   GroupAdvantagesArgs args = args_of(call);
   const auto rewards = templates::dense_doubles(call.rewards);
   const auto starts = templates::dense_integers(call.group_starts);
-  templates::expect_boundaries(starts, "group_advantages: group_boundaries", args.num_rewards,
-                               least_group(call));
+  expect_groups(starts, call);
   args.rewards = rewards.data;
   args.starts = starts.data;
   const auto step = reinterpret_cast<GroupAdvantagesCpuStep>(kernel.entries[0]);
@@ -94,12 +100,25 @@ void launch_cpu(const LoadedKernel& kernel, const GroupAdvantagesCall& call) {
   step(&args, 0, args.num_groups);
 }
 
+// RLK_VALIDATE=sync: what the CPU looks at, before the launch.
+void validate(runtime::cuda::Driver& driver, const GroupAdvantagesCall& call) {
+  templates::wait_for_values(driver, call);
+  const runtime::cuda::DeviceGuard guard(driver, call.device.index);
+  Tensor starts = call.group_starts;
+  const templates::HostCopy copy(driver, starts);
+  expect_groups(templates::dense_integers(starts), call);
+}
+
 // As one stride of elements, or made so by the driver's copy is not worth it: rewards are few.
-void launch_cuda(const LoadedKernel& kernel, const GroupAdvantagesCall& call) {
+void launch_cuda(const LoadedKernel& kernel, const GroupAdvantagesCall& call, bool validate_sync) {
   using namespace runtime::cuda;
-  templates::raise_device_error(
-      templates::device_error(entry(kernel, 0).driver(), call.device.index));
+  Driver& driver = entry(kernel, 0).driver();
+  DeviceError& error = templates::device_error(driver, call.device.index);
+  templates::raise_device_error(error);
+  if (validate_sync) validate(driver, call);
   GroupAdvantagesArgs args = args_of(call);
+  args.error = &error;
+  args.op = "group_advantages";
   const auto stride = flat_stride(call.rewards.dims(), call.rewards.steps());
   if (!stride && args.num_rewards > 1) {
     throw InvalidArgument(
@@ -125,9 +144,11 @@ void launch_cuda(const LoadedKernel& kernel, const GroupAdvantagesCall& call) {
                           arguments);
 }
 
-void launch(const LoadedKernel& kernel, const jit::OpCall& base, const jit::LaunchSettings&) {
+void launch(const LoadedKernel& kernel, const jit::OpCall& base,
+            const jit::LaunchSettings& settings) {
   const auto& call = static_cast<const GroupAdvantagesCall&>(base);
-  backend(kernel.target) == Backend::cuda ? launch_cuda(kernel, call) : launch_cpu(kernel, call);
+  backend(kernel.target) == Backend::cuda ? launch_cuda(kernel, call, settings.validate_sync)
+                                          : launch_cpu(kernel, call);
 }
 
 std::span<const char* const> entries(jit::Pass pass, Backend) {

@@ -7,6 +7,8 @@
 
 namespace rlk {
 
+struct DeviceError;
+
 // Rows of PpoLossArgs::exact and of figures; the first kNumTermSums have kTermBits.
 enum PpoLossSum : int {
   kSumLoss,
@@ -90,6 +92,8 @@ struct PpoLossArgs {
   long long num_items;
   const long long* items;  // CPU: [num_items + 1] first tokens; no item leaves its sequence
   const long long* item_sequences;
+  DeviceError* error;  // CUDA
+  const char* op;      // for `error`
 };
 
 // CUDA: most tokens that a thread of fwd_main may have.

@@ -21,7 +21,7 @@ RLK_INLINE LossChoices choices(const PpoLossArgs& a) {
   return c;
 }
 
-// Boundaries on a device are not checked before the launch: wrong ones lead nowhere outside.
+// Boundaries on a device may be wrong: they lead nowhere outside.
 RLK_INLINE long long within(long long x, long long most) { return x < 0 ? 0 : x > most ? most : x; }
 
 RLK_INLINE long long start_of(const PpoLossArgs& a, long long sequence) {

@@ -2,6 +2,7 @@
 // Entry points of ppo_loss's forward on CUDA; see kernel.cuh.
 #pragma once
 
+#include "common/cuda/device_error.cuh"
 #include "common/cuda/element.cuh"
 #include "common/cuda/exact_sum.cuh"
 #include "common/loss/token.h"
@@ -87,6 +88,10 @@ extern "C" __global__ void __launch_bounds__(512, 2)
 #pragma unroll 1
       for (int warp = 0; warp < 16; ++warp) n += counts[warp];
       store_statistics(a, c, i, n, sums.total(0), sums.total(1));
+      if (a.starts) {
+        expect_part(*a.error, a.op, DeviceError::kBadSequence, a.starts, i, a.num_sequences,
+                    a.num_tokens);
+      }
     }
     __syncthreads();
   }
@@ -121,6 +126,10 @@ extern "C" __global__ void __launch_bounds__(1024)
   const LossCounts n = global_counts(a.reductions, {tokens, a.num_sequences, valid, a.num_groups});
 #pragma unroll 1
   for (Int64 g = threadIdx.x; g < a.num_groups; g += 1024) {
+    if (a.group_starts) {
+      expect_part(*a.error, a.op, DeviceError::kBadGroup, a.group_starts, g, a.num_groups,
+                  a.num_sequences);
+    }
     const Int64 first = first_of_group(a, g), last = first_of_group(a, g + 1);
     long long in_group = 0;
 #pragma unroll 1

@@ -2,6 +2,9 @@
 // Entry points of ppo_loss, and the arguments that both backends share.
 #include "templates/ppo_loss/launch.hpp"
 
+#include "runtime/error.hpp"
+#include "templates/common/boundaries.hpp"
+#include "templates/common/dense.hpp"
 #include "templates/ppo_loss/op.hpp"
 
 #include <algorithm>
@@ -15,6 +18,14 @@ constexpr const char* k_cuda_fwd[] = {"rlk_ppo_loss_fwd_pack", "rlk_ppo_loss_fwd
                                       "rlk_ppo_loss_fwd_weigh", "rlk_ppo_loss_fwd_main",
                                       "rlk_ppo_loss_fwd_finish"};
 constexpr const char* k_bwd[] = {"rlk_ppo_loss_bwd_main"};
+
+// A weight of 1 / 0 is none: the loss would be 0 without a word.
+void expect_count(const GlobalCount& count, const char* argument) {
+  if (!count.tensor.present()) return;
+  const long long value = *static_cast<const long long*>(count.tensor.data);
+  if (value > 0) return;
+  throw InvalidArgument("ppo_loss: {}: expected a number above 0, got {}", argument, value);
+}
 
 }  // namespace
 
@@ -54,11 +65,23 @@ PpoLossArgs ppo_loss_sizes(const PpoLossCall& call) {
   return args;
 }
 
+void expect_ppo_loss_values(const PpoLossCall& call) {
+  templates::expect_boundaries(templates::dense_integers(call.cu_seqlens), "ppo_loss: cu_seqlens",
+                               call.log_probs.num_elements(), 0);
+  templates::expect_boundaries(templates::dense_integers(call.group_starts),
+                               "ppo_loss: group_boundaries", call.num_sequences(), 1);
+  templates::dense_mask(call.mask, "ppo_loss: loss_mask");
+  expect_count(call.global_tokens, "global_tokens");
+  expect_count(call.global_sequences, "global_sequences");
+  expect_count(call.global_groups, "global_groups");
+}
+
 void launch_ppo_loss(const LoadedKernel& kernel, const jit::OpCall& base,
-                     const jit::LaunchSettings&) {
+                     const jit::LaunchSettings& settings) {
   const auto& call = static_cast<const PpoLossCall&>(base);
-  backend(kernel.target) == Backend::cuda ? launch_ppo_loss_cuda(kernel, call)
-                                          : launch_ppo_loss_cpu(kernel, call);
+  backend(kernel.target) == Backend::cuda
+      ? launch_ppo_loss_cuda(kernel, call, settings.validate_sync)
+      : launch_ppo_loss_cpu(kernel, call);
 }
 
 }  // namespace rlk

@@ -18,6 +18,9 @@ struct PpoLossArgs;
 PpoLossArgs ppo_loss_sizes(const PpoLossCall& call);
 
 void launch_ppo_loss_cpu(const LoadedKernel& kernel, const PpoLossCall& call);
-void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call);
+void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call, bool validate_sync);
+
+// Boundaries, mask and global counts of a call on the host. Throws InvalidArgument.
+void expect_ppo_loss_values(const PpoLossCall& call);
 
 }  // namespace rlk

@@ -41,20 +41,11 @@ float* floats(const Tensor& tensor) {
   return tensor.present() ? static_cast<float*>(tensor.data) : nullptr;
 }
 
-// A weight of 1 / 0 is none: the loss would be 0 without a word.
-void expect_count(const GlobalCount& count, const char* argument) {
-  if (!count.tensor.present()) return;
-  const long long value = *static_cast<const long long*>(count.tensor.data);
-  if (value > 0) return;
-  throw InvalidArgument("ppo_loss: {}: expected a number above 0, got {}", argument, value);
-}
-
 void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
+  expect_ppo_loss_values(call);
   PpoLossArgs args = ppo_loss_sizes(call);
   const auto starts = templates::dense_integers(call.cu_seqlens);
   const auto group_starts = templates::dense_integers(call.group_starts);
-  templates::expect_boundaries(starts, "ppo_loss: cu_seqlens", args.num_tokens, 0);
-  templates::expect_boundaries(group_starts, "ppo_loss: group_boundaries", args.num_sequences, 1);
   const auto mask = templates::dense_mask(call.mask, "ppo_loss: loss_mask");
   const auto log_probs = templates::dense_floats(call.log_probs);
   const auto old_log_probs = templates::dense_floats(call.old_log_probs);
@@ -66,9 +57,6 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   }
   if (call.choices.kl != kNoKl) ref = templates::dense_floats(call.ref_log_probs);
   if (call.choices.entropy != 0) entropy = templates::dense_floats(call.entropy);
-  expect_count(call.global_tokens, "global_tokens");
-  expect_count(call.global_sequences, "global_sequences");
-  expect_count(call.global_groups, "global_groups");
   args.starts = starts.data;
   args.group_starts = group_starts.data;
   args.mask = mask.data;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The launch sequence of ppo_loss's kernel.cuh. Grids and copies show nowhere in the results.
 #include "runtime/cuda/cuda_loader.hpp"
+#include "runtime/cuda/launch.hpp"
 #include "templates/common/cuda_memory.hpp"
 #include "templates/common/device_errors.hpp"
+#include "templates/common/host_copy.hpp"
 #include "templates/ppo_loss/launch.hpp"
 #include "templates/ppo_loss/op.hpp"
 
@@ -34,8 +36,10 @@ void launch(const LoadedKernel& kernel, const PpoLossCall& call, int step, Int64
 // The arguments of a forward, with the copies that make arrays dense.
 class Plan {
  public:
-  Plan(Arena& arena, const PpoLossCall& call, int num_sms)
+  Plan(Arena& arena, const PpoLossCall& call, int num_sms, DeviceError& error)
       : arena_(arena), args_(ppo_loss_sizes(call)) {
+    args_.error = &error;
+    args_.op = "ppo_loss";
     args_.starts = integers(call.cu_seqlens);
     args_.group_starts = integers(call.group_starts);
     args_.mask = mask(call.mask);
@@ -113,12 +117,26 @@ class Plan {
   std::size_t num_packs_ = 0;
 };
 
-void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
+// RLK_VALIDATE=sync: what the CPU looks at, before the launch.
+void validate(Driver& driver, const PpoLossCall& call) {
+  templates::wait_for_values(driver, call);
+  const DeviceGuard guard(driver, call.device.index);
+  PpoLossCall host = call;
+  const templates::HostCopy copies[] = {{driver, host.cu_seqlens},
+                                        {driver, host.group_starts},
+                                        {driver, host.mask},
+                                        {driver, host.global_tokens.tensor},
+                                        {driver, host.global_sequences.tensor},
+                                        {driver, host.global_groups.tensor}};
+  expect_ppo_loss_values(host);
+}
+
+void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call, DeviceError& error) {
   Arena sizes(nullptr);
   const int num_sms = entry(kernel, 0).driver().device(call.device.index).num_sms;
-  const Plan counted(sizes, call, num_sms);
+  const Plan counted(sizes, call, num_sms, error);
   Arena memory(call.workspace->allocate(sizes.bytes()));
-  const Plan plan(memory, call, num_sms);
+  const Plan plan(memory, call, num_sms, error);
   const PpoLossArgs& args = plan.args();
   for (const PpoLossPack& pack : plan.packs()) {
     launch(kernel, call, k_pack, std::min(ceil_div(pack.rows * pack.cols, 256), k_most_blocks), 256,
@@ -139,10 +157,13 @@ void launch_bwd(const LoadedKernel& kernel, const PpoLossCall& call) {
 
 }  // namespace
 
-void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call) {
-  templates::raise_device_error(
-      templates::device_error(entry(kernel, 0).driver(), call.device.index));
-  call.pass == jit::Pass::fwd ? launch_fwd(kernel, call) : launch_bwd(kernel, call);
+void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call, bool validate_sync) {
+  Driver& driver = entry(kernel, 0).driver();
+  DeviceError& error = templates::device_error(driver, call.device.index);
+  templates::raise_device_error(error);
+  if (call.pass == jit::Pass::bwd) return launch_bwd(kernel, call);
+  if (validate_sync) validate(driver, call);
+  launch_fwd(kernel, call, error);
 }
 
 }  // namespace rlk

@@ -19,7 +19,7 @@ class DeviceErrorsTest : public test::CudaTest {
 
   // As a kernel would.
   static void set(DeviceError& error, long long row, long long id) {
-    error = {DeviceError::kIdOutOfRange, row, id, 128256, "linear_logp"};
+    error = {DeviceError::kIdOutOfRange, row, id, 128256, "linear_logp", 0, 0};
   }
 
   DeviceErrorsTest() {
@@ -46,6 +46,20 @@ TEST_F(DeviceErrorsTest, AWordIsRaisedOnceInWords) {
   EXPECT_EQ(first_.state, DeviceError::kNone);
   raise_device_error(first_);
   EXPECT_TRUE(fake_.num_calls.empty()) << "a plain read";
+}
+
+TEST_F(DeviceErrorsTest, BoundariesAreToldInWords) {
+  first_ = {DeviceError::kBadSequence, 2, 0, 0, "ppo_loss", 7, -3};
+  EXPECT_EQ(
+      what<InvalidArgument>([&] { raise_device_error(first_); }),
+      "ppo_loss: cu_seqlens: expected to start at 0, not to decrease and end at the last, got "
+      "7 to -3 at 2");
+  first_ = {DeviceError::kBadGroup, 0, 0, 0, "group_advantages", 5, 9};
+  EXPECT_EQ(
+      what<InvalidArgument>([&] { raise_device_error(first_); }),
+      "group_advantages: group_boundaries: expected to start at 0, to increase and end at the "
+      "last, got 5 to 9 at 0");
+  raise_device_error(first_);
 }
 
 TEST_F(DeviceErrorsTest, AWordThatIsBeingWrittenIsLeftAlone) {

@@ -7,10 +7,17 @@ namespace rlk {
 
 // One a device, in pinned memory, which the host reads without synchronizing.
 struct DeviceError {
-  enum State : unsigned { kNone = 0, kBeingWritten = 1, kIdOutOfRange = 2 };
+  enum State : unsigned {
+    kNone = 0,
+    kBeingWritten = 1,
+    kIdOutOfRange = 2,
+    kBadSequence = 3,  // boundaries of cu_seqlens
+    kBadGroup = 4,     // of group_boundaries
+  };
   unsigned state;
   long long row, id, num_ids;  // an active row's id outside [0, num_ids)
   const char* op;              // the host's name for it; kernels pass it on
+  long long first, last;       // boundaries of sequence or group `row`
 };
 
 }  // namespace rlk

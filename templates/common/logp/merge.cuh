@@ -3,6 +3,7 @@
 // segments in order.
 #pragma once
 
+#include "common/cuda/device_error.cuh"
 #include "common/logp/formula.cuh"
 
 namespace rlk {
@@ -11,14 +12,12 @@ constexpr int kMergeSegments = 16;
 
 RLK_DEVICE void report_target(const LogpCudaRows& a, Int64 row, Int64 id) {
   DeviceError& error = *a.error;
-  // The first one of the device is kept.
-  if (atomicCAS(&error.state, DeviceError::kNone, DeviceError::kBeingWritten) != 0) return;
+  if (!begin_report(error)) return;
   error.row = row;
   error.id = id;
   error.num_ids = vocab(a);
   error.op = a.op;
-  __threadfence_system();
-  *const_cast<volatile unsigned*>(&error.state) = DeviceError::kIdOutOfRange;
+  end_report(error, DeviceError::kIdOutOfRange);
 }
 
 // Partials of the leaves of one segment of a row, `pitch` apart.

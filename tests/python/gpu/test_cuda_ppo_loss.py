@@ -270,13 +270,72 @@ def test_reductions(reduction):
         assert abs(float(got.loss) - want.loss) <= LOSS_RTOL * want.abs_loss_sum
 
 
+def reported(match: str) -> None:
+    """By check_errors, once."""
+    with pytest.raises(rlk.InvalidArgument, match=match):
+        rlk.jit.check_errors()
+    rlk.jit.check_errors()
+
+
+WRONG_STARTS = ([0, 1 << 40, -7, 64], [5, 20, 30, 64], [0, 20, 30, 63], [0, 30, 20, 64])
+
+
 @cuda_only
-def test_wrong_boundaries_lead_nowhere():
-    """They are not checked there; no memory outside is touched."""
+@pytest.mark.parametrize("starts", WRONG_STARTS)
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_wrong_boundaries_lead_nowhere_and_are_reported(starts, dtype):
     b = batch(1, 64)
-    flat = mapped(b, lambda x, _: x[0]).with_others(cu_seqlens=np.array([5, 1 << 40, -7, 64]))
-    upload(flat).loss()
+    flat = mapped(b, lambda x, _: x[0])
+    starts = np.array(starts) if dtype == "int64" else np.array(starts) % (1 << 20)
+    upload(flat.with_others(cu_seqlens=starts.astype(dtype))).loss()
+    reported(r"ppo_loss: cu_seqlens: expected to start at 0, not to decrease and end")
+    groups = {"loss_reduction": "prompt_mean", "group_boundaries": tensor(np.array([0, 2, 2, 3]))}
+    good = flat.with_others(cu_seqlens=np.array([0, 20, 20, 64]))
+    upload(good).loss(**groups)
     torch.cuda.synchronize()
+    next_call = upload(good)
+    with pytest.raises(rlk.InvalidArgument, match=r"group_boundaries: .* got 2 to 2 at 1"):
+        next_call.loss()
+    upload(good).loss()
+    rlk.jit.check_errors()
+
+
+@cuda_only
+@pytest.mark.parametrize("groups", [[1, 3, 6], [0, 3, 5], [0, 3, 3, 6], [0, 5, 3, 6], [0, 1 << 40]])
+def test_wrong_groups_of_rewards_are_reported(groups):
+    rewards = tensor(np.arange(6.0))
+    rlk.jit.group_advantages(rewards, group_boundaries=tensor(np.array(groups)))
+    reported("group_advantages: group_boundaries: expected to start at 0, to increase and end")
+    rlk.jit.group_advantages(rewards, group_boundaries=tensor(np.array([0, 3, 6])))
+    rlk.jit.check_errors()
+
+
+@cuda_only
+def test_sync_validation_looks_at_them_before_the_launch():
+    b = batch(1, 64)
+    flat = mapped(b, lambda x, _: x[0])
+    good = upload(flat.with_others(cu_seqlens=np.array([0, 20, 20, 64])))
+    want = good.loss()
+    rlk.jit.configure(validate="sync")
+    assert same(good.loss().loss.cpu(), want.loss.cpu())
+    for starts, why in ((WRONG_STARTS[0], "got -7 after"), (WRONG_STARTS[1], "start at 0, got 5")):
+        wrong = upload(flat.with_others(cu_seqlens=np.array(starts)))
+        with pytest.raises(rlk.InvalidArgument, match=f"ppo_loss: cu_seqlens: .*{why}"):
+            wrong.loss()
+    groups = {"loss_reduction": "prompt_mean", "group_boundaries": tensor(np.array([0, 2, 2, 3]))}
+    with pytest.raises(rlk.InvalidArgument, match=r"ppo_loss: group_boundaries: .*got 2 after 2"):
+        good.loss(**groups)
+    mask = tensor(2 * b.mask[0].astype(np.int32))
+    with pytest.raises(rlk.InvalidArgument, match=r"ppo_loss: loss_mask: expected 0 or 1, got 2"):
+        good.but(mask=mask).loss()
+    with pytest.raises(
+        rlk.InvalidArgument, match="ppo_loss: global_tokens: expected a number abov"
+    ):
+        good.loss(global_tokens=torch.tensor(0, device=DEVICE))
+    rewards, given = tensor(np.arange(6.0)), tensor(np.array([0, 5]))
+    with pytest.raises(rlk.InvalidArgument, match=r"group_advantages: .*end at 6, got 5"):
+        rlk.jit.group_advantages(rewards, group_boundaries=given)
+    rlk.jit.check_errors()  # nothing was launched that could report
 
 
 @cuda_only
@@ -344,6 +403,9 @@ def test_a_group_of_one_is_refused():
     given = tensor(np.array([0, 5, 6]))  # seen by the kernel alone
     got = rlk.jit.group_advantages(rewards, group_boundaries=given, **options)
     assert got.isnan().tolist() == [False] * 5 + [True]
+    rlk.jit.configure(validate="sync")
+    with pytest.raises(rlk.InvalidArgument, match="to increase by at least 2, got 6 after 5"):
+        rlk.jit.group_advantages(rewards, group_boundaries=given, **options)
 
 
 @pytest.mark.parametrize("normalize", ["std", "center", "rloo", "loo_std"])
