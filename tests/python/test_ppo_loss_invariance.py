@@ -201,6 +201,20 @@ def test_large_terms(size):
     assert Batch(zero, zero, -a).loss(loss_reduction="token_sum").loss == -want
 
 
+def test_terms_beyond_of_both_signs_are_nan():
+    """As infinities are, in any order and over micro-batches; gradients stay."""
+    zero = np.zeros((1, 4), FLOAT)
+    b = Batch(zero, zero, np.array([[1e20, -1e20, 1, 0]], FLOAT))
+    assert np.isnan(b.loss(loss_reduction="token_sum").loss)
+    assert np.array_equal(b.grads(loss_reduction="token_sum").log_probs, -b.advantages)
+    parts = [
+        Batch(zero[:, :1], zero[:, :1], b.advantages[:, i : i + 1]).loss(loss_reduction="token_sum")
+        for i in range(4)
+    ]
+    assert [float(part.loss) for part in parts] == [-np.inf, np.inf, -1, 0]
+    assert np.isnan(rlk.losses.combine([part.metrics for part in parts])[0])
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("size", [1e-18, 1e-16, 3e-13, 1e-7, 1.0])
 def test_a_small_sum_keeps_its_bits_whatever_its_sign(sign, size):
