@@ -71,7 +71,7 @@ void bind_count(Arguments& into, py::handle object, const char* argument, Global
   if (!PyLong_Check(object.ptr())) return into.bind(object, argument, count.tensor);
   count.value = PyLong_AsLongLong(object.ptr());
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
-  if (count.value <= 0) {
+  if (count.value <= 0 || PyBool_Check(object.ptr())) {
     throw InvalidArgument("{}: expected a number above 0 or a tensor, got {}", argument,
                           shown(object));
   }

@@ -8,6 +8,7 @@
 
 #include <iterator>
 #include <string>
+#include <string_view>
 
 namespace rlk::bind {
 namespace {
@@ -20,11 +21,17 @@ TensorArgument bind_named(py::handle object, const char* argument, const jit::Op
   return bound;
 }
 
+// True is 1 to Python: as a number here it is a mistake.
+bool is_bool(py::handle object) {
+  return PyBool_Check(object.ptr()) ||
+         std::string_view(Py_TYPE(object.ptr())->tp_name).starts_with("numpy.bool");
+}
+
 std::optional<std::int64_t> bind_ignore_index(py::handle object, const jit::OpCall& call) {
   if (object.is_none()) return std::nullopt;
   const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
   const auto value = index ? PyLong_AsLongLong(index.ptr()) : -1;
-  if (PyErr_Occurred() != nullptr) {
+  if (is_bool(object) || PyErr_Occurred() != nullptr) {
     PyErr_Clear();
     throw InvalidArgument("{}: ignore_index: expected an int of 64 bits or None, got {}",
                           call.op->name, shown(object));
@@ -35,7 +42,7 @@ std::optional<std::int64_t> bind_ignore_index(py::handle object, const jit::OpCa
 double bind_number(py::handle object, const char* argument, const char* expected,
                    const jit::OpCall& call) {
   const double value = PyFloat_AsDouble(object.ptr());
-  if (PyErr_Occurred() == nullptr) return value;
+  if (PyErr_Occurred() == nullptr && !is_bool(object)) return value;
   PyErr_Clear();
   throw InvalidArgument("{}: {}: expected {}, got {}", call.op->name, argument, expected,
                         Py_TYPE(object.ptr())->tp_name);

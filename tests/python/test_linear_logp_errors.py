@@ -339,6 +339,17 @@ def test_a_temperature_that_only_looks_like_an_array(temperature):
         rlk.jit.linear_logp(p.hidden, p.weight, p.target, temperature=temperature)
 
 
+@pytest.mark.parametrize("name", ["temperature", "softcap", "logit_scale", "ignore_index"])
+@pytest.mark.parametrize("wrong", [True, False, np.True_])
+def test_a_truth_value_is_no_number(name, wrong):
+    """softcap=True would cap at 1, ignore_index=False take id 0 out."""
+    p = problem((3,), 8, 11)
+    with pytest.raises(rlk.InvalidArgument, match=f"^linear_logp: {name}: expected .*, got"):
+        rlk.jit.linear_logp(p.hidden, p.weight, p.target, **{name: wrong})
+    with pytest.raises(rlk.InvalidArgument, match=f"^logp: {name}: expected .*, got"):
+        rlk.jit.logp(p.hidden, p.target % 8, **{name: wrong})
+
+
 def test_needs_may_be_any_iterable():
     p = problem((3,), 8, 11)
     grads = rlk.jit.linear_logp_backward(
