@@ -126,16 +126,25 @@ def active_tokens(ids: Tensor, mask: Tensor | None, ignore_index: int | None) ->
     """What logp takes for active, as one mask."""
     if ignore_index is None:
         return mask
+    active = _differs(ids, ignore_index)
+    if mask is None:
+        return active
+    given = _differs(mask, 0)
+    if isinstance(active, np.ndarray) != isinstance(given, np.ndarray):
+        as_tensor = sys.modules["torch"].as_tensor  # the other one is its tensor
+        active, given = as_tensor(active), as_tensor(given)
+    return active & given
+
+
+def _differs(tensor: Tensor, value: int) -> Any:
+    """tensor != value, which a DLPack producer need not know."""
+    if isinstance(tensor, np.ndarray):
+        return np.asarray(tensor != value)
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(ids, torch.Tensor):
-        active = ids.long() != ignore_index
-        return active if mask is None else active & (mask != 0)
-    active = _array(ids) != ignore_index
-    return active if mask is None else active & (_array(mask) != 0)
-
-
-def _array(tensor: Tensor) -> Any:
-    return tensor if isinstance(tensor, np.ndarray) else np.from_dlpack(tensor)
+    if torch is None:
+        return np.from_dlpack(tensor) != value
+    found = tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
+    return (found if value == 0 else found.long()) != value  # -100 is no uint8
 
 
 def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, Tensor, Saved]:

@@ -217,3 +217,33 @@ def test_an_upstream_of_one_writes_nothing():
         loss.grad_fn.gradient.fill_(7.0)
         got = grad_of(loss * factor, t.policy)
         assert same_bits(got, torch.full_like(got, 7.0) if factor == 1.0 else want)
+
+
+class Producer:
+    """Tells nothing of itself but DLPack."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+@pytest.mark.parametrize("ids", ["torch", "numpy", "producer"])
+@pytest.mark.parametrize("mask", ["bool", "bfloat16", "needs_grad", "numpy", "producer"])
+def test_ids_and_mask_of_several_frameworks(ids, mask):
+    """A producer's mask was taken for all ones: it compared with 0 as an object does."""
+    t = tensors(draw())
+    want = t.loss(**PAIRS)
+    given = {"torch": t.ids, "numpy": t.ids.numpy(), "producer": Producer(t.ids)}[ids]
+    masks = {
+        "bool": t.mask,
+        "bfloat16": t.mask.bfloat16(),
+        "needs_grad": t.mask.float().requires_grad_(),
+        "numpy": t.mask.numpy(),
+        "producer": Producer(t.mask.float()),
+    }
+    assert t.but(ids=given, mask=masks[mask]).loss(**PAIRS) == want
