@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlk import _core
+from rlk._loss_options import as_float, inf, is_integer
 from rlk.errors import InvalidArgument, text
 from rlk.losses import advantage_rules
 
@@ -88,19 +89,16 @@ def _arguments(
         r = replace(r, ddof=dialects.ddof, eps=dialects.eps, eps_mode=dialects.eps_mode)
     _word("eps_mode", EPS_MODES, r.eps_mode)
     _word("group_of_one", GROUPS_OF_ONE, r.group_of_one)
-    if isinstance(r.ddof, bool) or not isinstance(r.ddof, int) or r.ddof not in (0, 1):
+    if not is_integer(r.ddof) or r.ddof not in (0, 1):
         _fail("ddof", "0 or 1", r.ddof)
-    # The most that a float holds: an int may be more.
-    good = isinstance(r.eps, (int, float)) and not isinstance(r.eps, bool)
-    if not good or not 0.0 <= r.eps <= sys.float_info.max:
+    added = as_float(r.eps)
+    if added is None or not 0.0 <= added < inf:
         _fail("eps", "a finite number from 0 up", r.eps)
     if (samples_per_prompt is None) == (group_boundaries is None):
         got = "neither" if group_boundaries is None else "both"
         _fail("samples_per_prompt", "it or group_boundaries", got)
     size = 0 if samples_per_prompt is None else samples_per_prompt
-    if samples_per_prompt is not None and (
-        isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST
-    ):
+    if samples_per_prompt is not None and not (is_integer(size) and 1 <= size <= MOST):
         _fail("samples_per_prompt", "an int from 1 up", samples_per_prompt)
     detach = getattr(rewards, "detach", None)
     if detach is not None:
@@ -122,11 +120,11 @@ def _arguments(
     return (
         rewards,
         group_boundaries,
-        size,
+        int(size),
         NORMALIZE.index(r.normalize),
         r.eps_mode == "max",
-        r.ddof,
-        r.eps,
+        int(r.ddof),
+        added,
         GROUPS_OF_ONE.index(r.group_of_one),
     )
 

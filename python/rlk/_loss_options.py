@@ -216,7 +216,7 @@ def _reductions(
 def _length(reduction: str, length: Any) -> None:
     if length is None:
         fail("max_seq_len", f"a number with {reduction}", "None")
-    number = _float(length)
+    number = as_float(length)
     if number is None or not 0 < number < inf:
         fail("max_seq_len", "a number above 0", text(length))
 
@@ -227,15 +227,15 @@ def _groups(reduction: str, given: Given) -> None:
         fail("samples_per_prompt", f"a number (or group_boundaries) with {reduction}", "None")
     if samples is not None and given.has_boundaries:
         fail("samples_per_prompt", "None with group_boundaries", text(samples))
-    if samples is not None and not (_is_integer(samples) and 1 <= samples < 1 << 63):
+    if samples is not None and not (is_integer(samples) and 1 <= samples < 1 << 63):
         fail("samples_per_prompt", "an int from 1 up", text(samples))
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _float(value: Any) -> float | None:
+def as_float(value: Any) -> float | None:
     """None for what is no number, or one that no float holds."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return None
@@ -246,7 +246,7 @@ def _float(value: Any) -> float | None:
 
 
 def _number(name: str, value: Any, least: float, most: float) -> None:
-    number = _float(value)
+    number = as_float(value)
     if number is None or not least <= number <= most:  # also NaN
         fail(name, f"a number from {least:g} to {most:g}", text(value))
 
@@ -283,7 +283,7 @@ def bounds(name: str, value: Any) -> tuple[float, float]:
     """(low, high) of a pair, or of one number for both sides."""
     pair = value if isinstance(value, tuple) else (value, value)
     if len(pair) == 2:
-        low, high = _float(pair[0]), _float(pair[1])
+        low, high = as_float(pair[0]), as_float(pair[1])
         if low is not None and high is not None:
             return (low, high) if isinstance(value, tuple) else (-high, high)
     fail(name, "a number or (low, high)", text(value))

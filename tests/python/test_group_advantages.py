@@ -290,6 +290,13 @@ def test_what_is_no_value_of_an_option(name, wrong):
         rlk.jit.group_advantages(np.zeros(6, np.float32), **{"samples_per_prompt": 3, name: wrong})
 
 
+def test_numbers_of_numpy():
+    rewards = np.float32([1, 0, 3, 5])
+    want = rlk.jit.group_advantages(rewards, samples_per_prompt=2, ddof=0, eps=0.5)
+    options = {"samples_per_prompt": np.int64(2), "ddof": np.int32(0), "eps": np.float32(0.5)}
+    np.testing.assert_array_equal(rlk.jit.group_advantages(rewards, **options), want)
+
+
 def test_boundaries_of_several_lengths_and_unknown_options():
     rewards = np.zeros(6, np.float32)
     with pytest.raises(rlk.InvalidArgument, match=r"^group_advantages: group_boundaries: expected"):
