@@ -11,8 +11,8 @@ import numpy as np
 from rlk import _core, _ppo_loss
 from rlk._group_advantages import group_advantages, host_boundaries
 from rlk._metrics import figure
-from rlk._ratio_kl import LogpOptions
-from rlk.errors import InvalidArgument, Unsupported, renamed
+from rlk._ratio_kl import LogpOptions, expect_alike
+from rlk.errors import InvalidArgument, Unsupported, renamed, shape_of
 
 Tensor = Any
 # What the parts' arguments are called here. A token of log_probs is one of action_ids.
@@ -28,6 +28,7 @@ NAMES = {
     "kl_coef": "beta",
 }
 REF_NAMES = {**NAMES, "logits": "ref_logits"}
+CLIPS = ("eps_clip_low", "eps_clip_high")  # what clip_eps stands for where they are not given
 TAKEN = ("kl_coef", "ref_log_probs", "entropy")  # options of ppo_loss that are made here
 
 
@@ -91,11 +92,10 @@ def make_call(
             raise TypeError(f"grpo_loss: {name}: expected an option that exists")
     if ref_logits is not None and ref_logps is not None:
         raise InvalidArgument("grpo_loss: ref_logits: expected it or ref_logps, got both")
-    shape: Any = getattr(rewards, "shape", ())
-    boundaries = host_boundaries(
-        "grpo_loss", group_boundaries, shape[0] if len(shape) else 0, rewards
-    )
-    with renamed("grpo_loss", NAMES):
+    (count, *_) = shape_of(rewards) or (0,)
+    boundaries = host_boundaries("grpo_loss", group_boundaries, count, rewards)
+    clips = {name: clip_eps for name in CLIPS if options.get(name) is None and clip_eps is not None}
+    with renamed("grpo_loss", {**NAMES, **dict.fromkeys(clips, "clip_eps")}):
         loss = _ppo_loss.make_call(
             None,
             old_logps,
@@ -106,7 +106,7 @@ def make_call(
             entropy=policy_logits,
             samples_per_prompt=samples_per_prompt,
             group_boundaries=boundaries,
-            **{"eps_clip_low": clip_eps, "eps_clip_high": clip_eps, **options},
+            **{**options, **clips},
         )
     logp = (action_ids, temperature, softcap, logit_scale, completion_mask, ignore_index)
     groups = {
@@ -153,7 +153,6 @@ def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, T
     tensors = dict(call.loss.tensors)
     on_cuda = getattr(call.policy_logits, "is_cuda", False)
     with renamed("grpo_loss", NAMES, on_cuda):
-        tensors["advantages"] = group_advantages(call.rewards, stream, **call.groups)
         found = _core.logp_forward(
             call.policy_logits, *call.logp, stream, options.needs_entropy, False, True, False
         )
@@ -162,10 +161,13 @@ def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, T
         raise Unsupported("grpo_loss: policy_logits: expected torch tensors on CUDA, got another's")
     ids, *_, mask, ignore_index = call.logp
     tensors["loss_mask"] = active_tokens(ids, mask, ignore_index)
-    expect_one_a_sequence(tensors)
+    expect_one_a_sequence(call.rewards, found[0].shape, tensors["cu_seqlens"])
+    with renamed("grpo_loss", NAMES, on_cuda):
+        tensors["advantages"] = group_advantages(call.rewards, stream, **call.groups)
     if options.needs_entropy:
         tensors["entropy"] = entropy
     if options.needs_ref and call.ref_logps is None:
+        expect_alike("grpo_loss", call.policy_logits, call.ref_logits)
         with renamed("grpo_loss", REF_NAMES, on_cuda):
             tensors["ref_log_probs"] = _core.logp_forward(
                 call.ref_logits, *call.logp, stream, False, False, False, False
@@ -177,12 +179,14 @@ def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, T
     return loss, figures, Saved(row_max, row_log_sum, entropy, grad, grad_entropy)
 
 
-def expect_one_a_sequence(tensors: dict[str, Any]) -> None:
+def expect_one_a_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: Tensor) -> None:
     """ppo_loss would take advantages of the tokens' shape for theirs."""
-    tokens, starts = tensors["log_probs"].shape, tensors["cu_seqlens"]
-    count = tokens[0] if len(tokens) == 2 else 1 if starts is None else len(starts) - 1
-    got = tuple(tensors["advantages"].shape)
-    if got != (count,):
+    starts = shape_of(cu_seqlens)
+    if cu_seqlens is not None and (starts is None or len(starts) != 1):
+        return  # ppo_loss says what is wrong with them
+    count = tokens[0] if len(tokens) == 2 else 1 if starts is None else starts[0] - 1
+    got = shape_of(rewards)
+    if got is not None and got != (count,):
         raise InvalidArgument(
             f"grpo_loss: rewards: expected shape [{count}] (one a sequence), got {list(got)}"
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rlk import _core
 from rlk._loss_options import WORDS, bounds
 from rlk._ppo_loss import Bounds
-from rlk.errors import InvalidArgument, renamed, text
+from rlk.errors import InvalidArgument, renamed, shape_of, text
 
 Tensor = Any
 # What logp's arguments are called here.
@@ -44,6 +44,16 @@ class Saved(NamedTuple):
     row_log_sum: Tensor
     ratio_slope: Tensor
     kl_slope: Tensor
+
+
+def expect_alike(op: str, policy_logits: Tensor, ref_logits: Tensor) -> None:
+    """`logp` of each would take two vocabularies without a word."""
+    expected, got = shape_of(policy_logits), shape_of(ref_logits)
+    if expected is not None and got is not None and expected != got:
+        raise InvalidArgument(
+            f"{op}: ref_logits: expected shape {list(expected)} (that of policy_logits), "
+            f"got {list(got)}"
+        )
 
 
 def _code(name: str, words: str, value: Any) -> int:
@@ -97,6 +107,7 @@ def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[RatioKl, 
     log_prob = found[0] if needs_grad else found
     ref = call.ref_logps
     if ref is None:
+        expect_alike("ratio_kl", call.policy_logits, call.ref_logits)
         with renamed("ratio_kl", REF_NAMES, on_cuda):
             ref = _core.logp_forward(
                 call.ref_logits, *call.logp, stream, False, False, False, False

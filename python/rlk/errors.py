@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -35,13 +35,22 @@ class LoadError(Error, ImportError):
 
 def check_needs(op: str, needs: object, names: tuple[str, ...]) -> tuple[str, ...]:
     """`needs` as a tuple, where it is an iterable of some of `names`. Raises InvalidArgument."""
-    found: list[Any] = (
-        list(needs) if isinstance(needs, Iterable) and not isinstance(needs, str) else [None]
-    )
+    found: list[Any] = [None]
+    if not isinstance(needs, str):
+        with suppress(TypeError, RuntimeError):  # no iterable, or a tensor that refuses to be one
+            found = list(needs)  # type: ignore[call-overload]
     if all(isinstance(name, str) and name in names for name in found):
         return tuple(found)
     expected = ", ".join(repr(name) for name in names)
     raise InvalidArgument(f"{op}: needs: expected a tuple of {expected}, got {text(needs)}")
+
+
+def shape_of(tensor: Any) -> tuple[int, ...] | None:
+    """None for what tells none: the core says what is wrong with it."""
+    try:
+        return tuple(tensor.shape)
+    except (AttributeError, TypeError, RuntimeError):  # the last: torch's nested tensors
+        return None
 
 
 def text(value: object) -> str:

@@ -351,7 +351,14 @@ ERRORS = [
     ({}, {"samples_per_prompt": 0}, "samples_per_prompt: expected an int from 1 up"),
     ({}, {"group_boundaries": [0, 6]}, "samples_per_prompt: expected"),
     ({}, {"beta": "much"}, "beta: expected a number"),
-    ({}, {"clip_eps": -0.1}, "eps_clip_low: expected a number from 0 to 1"),
+    ({"ref": np.zeros((6, 9, 211))}, {}, r"ref_logits: expected shape \[6, 9, 210\] .*9, 211\]"),
+    ({"ref": np.zeros((6, 8, 210))}, {}, r"ref_logits: expected shape \[6, 9, 210\]"),
+    ({"rewards": np.zeros(5)}, {}, r"rewards: expected shape \[6\] .*got \[5\]"),
+    ({"rewards": np.float32(1)}, {}, r"rewards: expected shape \[6\] .*got \[\]"),
+    ({}, {"cu_seqlens": 54}, "cu_seqlens: expected a torch tensor, NumPy array"),
+    ({}, {"clip_eps": -0.1}, "clip_eps: expected a number from 0 to 1, got -0.1"),
+    ({}, {"clip_eps": -0.1, "eps_clip_low": 0.2}, "clip_eps: expected a number from 0 to inf"),
+    ({}, {"clip_eps": 0.2, "eps_clip_high": -0.1}, "eps_clip_high: expected a number from 0"),
     ({}, {"normalize": "all"}, "normalize: expected std"),
     ({}, {"temperature": 0.0}, "temperature: expected a finite number above 0"),
     ({}, {"loss_reduction": "mean"}, "loss_reduction: expected token_mean"),
@@ -365,6 +372,14 @@ ERRORS = [
 def test_errors_name_the_argument(changes, options, message):
     with pytest.raises(rlk.InvalidArgument, match=f"^grpo_loss: {message}"):
         draw().but(**changes).loss(**{**PAIRS, **options})
+
+
+def test_an_option_of_none_is_not_given():
+    p = draw()
+    want = p.grad(**PAIRS, clip_eps=0.05)
+    assert not same_bits(want, p.grad(**PAIRS))
+    nothing = {"eps_clip_low": None, "eps_clip_high": None}
+    assert same_bits(p.grad(**PAIRS, clip_eps=0.05, **nothing), want)
 
 
 def test_other_errors():

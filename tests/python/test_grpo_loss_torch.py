@@ -247,3 +247,14 @@ def test_ids_and_mask_of_several_frameworks(ids, mask):
         "producer": Producer(t.mask.float()),
     }
     assert t.but(ids=given, mask=masks[mask]).loss(**PAIRS) == want
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_tensor_without_a_shape_is_refused():
+    nested = torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)])
+    t = tensors(draw())
+    for name, told in (("rewards", "rewards"), ("ref", "ref_logits")):
+        with pytest.raises(rlk.InvalidArgument, match=f"^grpo_loss: {told}: expected"):
+            t.but(**{name: nested}).loss(**PAIRS)
+    with pytest.raises(rlk.InvalidArgument, match=r"^ppo_loss: needs: expected a tuple"):
+        rlk.jit.ppo_loss_backward(torch.tensor(1.0), t.old, t.old, t.old, needs=nested)

@@ -186,7 +186,15 @@ def test_a_global_count_of_none(name, value):
         refused(expected, **{**switch_of(name), name: given})
 
 
-@pytest.mark.parametrize("wrong", [None, 3, "log_probs", [[1]], ["entropy", 1], ["bias"]])
+@pytest.mark.parametrize("name", ["global_tokens", "global_sequences", "global_groups"])
+def test_true_is_no_count(name):
+    expected = f"^ppo_loss: {name}: expected a number above 0.*, got True"
+    refused(expected, **{**switch_of(name), name: True})
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 3, "log_probs", [[1]], ["entropy", 1], ["bias"], np.array(2.0)]
+)
 def test_needs(wrong):
     with pytest.raises(rlk.InvalidArgument, match=r"^ppo_loss: needs: expected a tuple of 'log_pr"):
         batch().grads(needs=wrong)
