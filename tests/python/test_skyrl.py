@@ -316,3 +316,27 @@ def test_a_skyrl_whose_losses_return_metrics(tensors, kind):
     assert metrics == {"clip_ratio": pytest.approx(float((clipped * mask).sum() / mask.sum()))}
     loss.backward()
     assert t["log_probs"].grad.count_nonzero() > 0
+
+
+@pytest.mark.parametrize("function", [skyrl.ppo_policy_loss_fused, skyrl.ppo_policy_loss_metrics])
+def test_what_is_wrong_in_a_config_is_named(tensors, function):
+    for name in ("cispo_eps_clip_low", "cispo_eps_clip_high"):
+        for wrong in ("x", [], {}, True, 10**400):
+            config = {"policy_loss_type": "cispo", "cispo": {name: wrong}}
+            message = rf"^ppo_loss: config\.cispo\.{name}: expected a number, got "
+            with pytest.raises(rlk.InvalidArgument, match=message):
+                run(tensors, config, function)
+    with pytest.raises(rlk.InvalidArgument, match="use_dual_clip: expected True or False"):
+        run(tensors, {"use_dual_clip": "no"}, function)
+    for wrong in (None, tensors["loss_mask"]):  # a mask in the config's place
+        with pytest.raises(rlk.InvalidArgument, match=r"^ppo_loss: config: expected the"):
+            run(tensors, wrong, function)
+
+
+def test_sums_of_gspo_without_torch_and_of_what_is_no_tensor(tensors):
+    function, config = skyrl.ppo_policy_loss_metrics, nested("gspo")
+    arrays = {name: x.numpy() for name, x in tensors.items()}
+    assert float(run(arrays, config, function)) == float(run(tensors, config, function))
+    for wrong in (None, 3):
+        with pytest.raises(rlk.InvalidArgument, match=r"^ppo_loss: log_probs: expected"):
+            run({**tensors, "log_probs": wrong}, config, function)

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import numpy as np
+
 from rlk import jit
-from rlk.errors import InvalidArgument, text
+from rlk._loss_options import as_float
+from rlk.errors import InvalidArgument, shape_of, text
 from rlk.losses import POLICY_LOSSES
 
 __all__ = ["fused_ppo_loss", "ppo_policy_loss_fused", "ppo_policy_loss_metrics", "register"]
@@ -160,8 +163,10 @@ def ppo_policy_loss_metrics(
     options = _options(config, old_log_probs, rollout_logprobs)
     # Of gspo a plain sum is said by weights.
     options["loss_reduction"] = None if options["policy_loss"] == "gspo" else "token_sum"
-    if options["policy_loss"] == "gspo":
-        options["loss_weights"] = log_probs.new_ones(len(log_probs))
+    shape = shape_of(log_probs)
+    if options["policy_loss"] == "gspo" and shape:
+        ones = getattr(log_probs, "new_ones", np.ones)
+        options["loss_weights"] = ones(shape[0])
     loss, metrics = jit.ppo_loss(
         log_probs, advantages=advantages, loss_mask=loss_mask, dialect="skyrl", **options
     )
@@ -187,6 +192,9 @@ def register(registry: Any, name: str = NAME, *, return_metrics: bool = False) -
 
 def _options(config: Any, old_log_probs: Tensor, rollout_logprobs: Tensor | None) -> dict[str, Any]:
     """Of the config: arguments of `fused_ppo_loss` but the loss's own tensors and its reduction."""
+    if config is None or hasattr(config, "__dlpack__"):  # a mask in its place, say
+        got = type(config).__name__
+        raise InvalidArgument(f"ppo_loss: config: expected the algorithm's config, got {got}")
     kind = _get(config, "policy_loss_type", "regular")
     if not isinstance(kind, str) or kind in NOT_OURS:
         expected = ", ".join(("regular", "dual_clip", *POLICY_LOSSES, "or a registered name"))
@@ -203,7 +211,7 @@ def _options(config: Any, old_log_probs: Tensor, rollout_logprobs: Tensor | None
     }
     options |= {name: _get(config, name, value) for name, value in defaults.items()}
     # The fused loss has a switch of its own; SkyRL's other names say it.
-    options["use_dual_clip"] = bool(_get(config, "use_dual_clip", kind == "dual_clip"))
+    options["use_dual_clip"] = _get(config, "use_dual_clip", kind == "dual_clip")
     options |= _correction(_get(config, "off_policy_correction", {}))
     if kind == "sapo":
         sapo = _get(config, "sapo", {})
@@ -238,7 +246,8 @@ def _correction(config: Any) -> dict[str, Any]:
 
 def _cispo(config: Any, use_tis: bool, rollout_logprobs: Tensor | None) -> dict[str, Any]:
     """Of config.cispo: bounds as distances from 1, and whose ratio it is of."""
-    low, high = _get(config, "cispo_eps_clip_low", 1.0), _get(config, "cispo_eps_clip_high", 4.0)
+    low = _distance(config, "cispo_eps_clip_low", 1.0)
+    high = _distance(config, "cispo_eps_clip_high", 4.0)
     found: dict[str, Any] = {"cispo_bounds": (1.0 - low, 1.0 + high)}
     anchor = _get(config, "cispo_anchor", "old")
     if anchor == "old":
@@ -253,6 +262,14 @@ def _cispo(config: Any, use_tis: bool, rollout_logprobs: Tensor | None) -> dict[
             "'rollout', got None"
         )
     return {**found, "old_log_probs": rollout_logprobs}
+
+
+def _distance(config: Any, name: str, default: float) -> float:
+    value = _get(config, name, default)
+    number = as_float(value)
+    if number is None:
+        _fail(f"cispo.{name}", "a number", value)
+    return number
 
 
 def _fail(name: str, expected: str, got: Any) -> NoReturn:
