@@ -182,7 +182,7 @@ def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, T
 def expect_one_a_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: Tensor) -> None:
     """ppo_loss would take advantages of the tokens' shape for theirs."""
     starts = shape_of(cu_seqlens)
-    if cu_seqlens is not None and (starts is None or len(starts) != 1):
+    if cu_seqlens is not None and (starts is None or len(starts) != 1 or not starts[0]):
         return  # ppo_loss says what is wrong with them
     count = tokens[0] if len(tokens) == 2 else 1 if starts is None else starts[0] - 1
     got = shape_of(rewards)

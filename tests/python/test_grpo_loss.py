@@ -382,6 +382,13 @@ def test_an_option_of_none_is_not_given():
     assert same_bits(p.grad(**PAIRS, clip_eps=0.05, **nothing), want)
 
 
+def test_packed_starts_of_none_are_named():
+    p = draw(2, 3).but(rewards=None).map(lambda x: x.reshape(6, *x.shape[2:]))
+    p = p.but(rewards=np.zeros(2, np.float32))
+    with pytest.raises(rlk.InvalidArgument, match=r"^grpo_loss: cu_seqlens: expected"):
+        p.loss(**PAIRS, cu_seqlens=np.zeros(0, int))
+
+
 def test_other_errors():
     p = draw()
     with pytest.raises(rlk.InvalidArgument, match=r"^grpo_loss: ref_logits: .*got both"):
