@@ -46,7 +46,15 @@ bool set_ptx_version(std::vector<std::byte>& ptx) {
   if (end == text.npos) return false;
   std::string changed(text.substr(0, begin));
   changed += "7.4";
-  changed += text.substr(end);
+  // A hint about loads that 7.4 has no word for, a line of its own.
+  constexpr std::string_view hint = ".pragma \"used_bytes_mask";
+  for (auto line = end; line != text.npos;) {
+    const auto next = text.find('\n', line + 1);
+    const auto content = text.substr(line, next == text.npos ? text.npos : next - line);
+    const auto first = content.find_first_not_of("\n\t ");
+    if (first == text.npos || !content.substr(first).starts_with(hint)) changed += content;
+    line = next;
+  }
   const auto* bytes = reinterpret_cast<const std::byte*>(changed.data());
   ptx.assign(bytes, bytes + changed.size());
   return true;

@@ -18,7 +18,8 @@ std::int64_t spilled_bytes(std::string_view log);
 // on), which makes a kernel several times slower.
 bool serializes_wgmma(std::string_view log);
 
-// Sets PTX's `.version` line to 7.4, so that older drivers take it. False if there is none.
+// Sets PTX's `.version` line to 7.4, so that older drivers take it, and takes out the one hint that
+// 7.4 has no word for. False if there is no such line.
 bool set_ptx_version(std::vector<std::byte>& ptx);
 
 // Whether PTX defines a kernel of that name.

@@ -58,5 +58,7 @@ extern "C" __global__ void __launch_bounds__(rlk::kMergeRows* rlk::kMergeSegment
   const Int64 target = target_of(a, row);
   // Without a list of rows some may have been computed that are not active.
   if (!a.rows && !is_active(a, row, target)) return write_neutral(a, row);
-  write_row(a, row, target, a.target_logit[strip_row], max, sum, moment);
+  // A target out of range has no logit that anyone wrote.
+  const bool has_logit = target >= 0 && target < vocab(a);
+  write_row(a, row, target, has_logit ? a.target_logit[strip_row] : 0.0f, max, sum, moment);
 }

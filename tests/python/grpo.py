@@ -136,9 +136,24 @@ class Exactly:
         return self._with_factor_error(upstream * answer.grad, np.abs(upstream) * size)
 
     def advantages(self) -> np.ndarray:
-        rewards = np.asarray(self.rewards, np.float64)
-        o = {k: v for k, v in self.options.items() if k in GROUPS}
-        return as_float64(rlk.jit.group_advantages(rewards, **o))
+        """Of a group's rewards in float64, rounded to float32 as the op rounds them."""
+        rewards, o = np.asarray(self.rewards, np.float64), self.options
+        size = o.get("samples_per_prompt")
+        starts = o.get("group_boundaries", np.arange(0, len(rewards) + 1, size or 1))
+        groups = np.split(rewards, as_float64(starts).astype(int)[1:-1])
+        return as_float64(np.concatenate([self._advantages_of(g) for g in groups]).astype("f4"))
+
+    def _advantages_of(self, rewards: np.ndarray) -> np.ndarray:
+        o = self.options
+        away = rewards - rewards.mean()
+        if not np.ptp(rewards):
+            return np.zeros_like(rewards)
+        if o.get("normalize") == "center":
+            return away
+        if o.get("normalize") == "rloo":
+            return away * len(rewards) / (len(rewards) - 1)
+        std, eps = rewards.std(ddof=o.get("ddof", 1)), o.get("eps", 1e-6)
+        return away / (max(std, eps) if o.get("eps_mode") == "max" else std + eps)
 
     def _tokens(self) -> tuple[np.ndarray, ...]:
         """ratio, its slope, kl, its slope."""

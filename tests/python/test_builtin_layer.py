@@ -3,6 +3,7 @@
 
 import json
 import subprocess
+from importlib.metadata import files
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,17 @@ def test_no_gpu_kernel_spills(entries):
     assert cubins
     for entry in cubins:
         assert (entry["spilled_bytes"], entry["local_bytes"]) == (0, 0), entry["name"]
+
+
+def test_ptxas_takes_the_ptx(entries, tmp_path):
+    """What the driver does at load: a word newer than the PTX's own version is an error there."""
+    (ptxas,) = (f.locate() for f in files("nvidia-cuda-nvcc-cu12") if f.name == "ptxas")
+    ptx = tmp_path / "kernel.ptx"
+    names = [name for name in entries if name.endswith("@compute_80")]
+    assert names
+    for name in names:
+        shown = _cli.command(["--cache-dir", str(tmp_path), "show", "--ptx", entries[name]["key"]])
+        ptx.write_bytes(subprocess.run(shown, capture_output=True, check=True).stdout)
+        assembled = [ptxas, "-arch=sm_90", "-O0", "-o", tmp_path / "kernel.cubin", ptx]
+        done = subprocess.run(assembled, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{name}: {done.stderr[:2000]}"

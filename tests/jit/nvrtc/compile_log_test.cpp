@@ -52,6 +52,14 @@ TEST(CompileLogTest, OnlyTheVersionLineChanges) {
   EXPECT_EQ(text(ptx), std::string("//\n.version 7.4\n.x\0", 19));
 }
 
+TEST(CompileLogTest, AHintOfLaterVersionsIsTakenOut) {
+  auto ptx = bytes(
+      "//\n.version 8.8\n\t.pragma \"nounroll\";\n\t.pragma \"used_bytes_mask 0xff\";\n"
+      "\tld.v2.u64 {%r1, %r2}, [%r3];\n.pragma \"used_bytes_mask 15\";");
+  EXPECT_TRUE(set_ptx_version(ptx));
+  EXPECT_EQ(text(ptx), "//\n.version 7.4\n\t.pragma \"nounroll\";\n\tld.v2.u64 {%r1, %r2}, [%r3];");
+}
+
 TEST(CompileLogTest, WithoutAVersionLineNothingChanges) {
   for (const auto* given : {"", "no.version 8.8\n", "\n.version 8.8"}) {
     auto ptx = bytes(given);

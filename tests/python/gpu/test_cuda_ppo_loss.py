@@ -284,7 +284,7 @@ WRONG_STARTS = ([0, 1 << 40, -7, 64], [5, 20, 30, 64], [0, 20, 30, 63], [0, 30, 
 @pytest.mark.parametrize("starts", WRONG_STARTS)
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
 def test_wrong_boundaries_lead_nowhere_and_are_reported(starts, dtype):
-    b = batch(1, 64)
+    b = batch(2, 64)  # its last row is empty
     flat = mapped(b, lambda x, _: x[0])
     starts = np.array(starts) if dtype == "int64" else np.array(starts) % (1 << 20)
     upload(flat.with_others(cu_seqlens=starts.astype(dtype))).loss()
@@ -312,7 +312,7 @@ def test_wrong_groups_of_rewards_are_reported(groups):
 
 @cuda_only
 def test_sync_validation_looks_at_them_before_the_launch():
-    b = batch(1, 64)
+    b = batch(2, 64)  # its last row is empty
     flat = mapped(b, lambda x, _: x[0])
     good = upload(flat.with_others(cu_seqlens=np.array([0, 20, 20, 64])))
     want = good.loss()
