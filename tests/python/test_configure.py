@@ -2,6 +2,8 @@
 """configure, settings, cache_info and explain."""
 
 import os
+import pickle
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -311,6 +313,14 @@ def test_all_public_names_exist():
         for name in module.__all__:
             assert hasattr(module, name)
             assert getattr(module, name).__doc__ or name == "__version__"
+
+
+@pytest.mark.parametrize("name", rlk.jit.__all__)
+def test_public_names_are_of_rlk_jit(name):
+    public = getattr(rlk.jit, name)
+    assert public.__module__ == "rlk.jit"
+    assert pickle.loads(pickle.dumps(public)) is public
+    assert get_type_hints(public)  # each name in an annotation is found
 
 
 def test_a_cache_folder_of_any_bytes(tmp_path):

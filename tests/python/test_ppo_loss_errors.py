@@ -252,7 +252,7 @@ def test_the_lists_of_live_options_are_complete():
     """slime 2247."""
     import inspect
 
-    from rlk._ppo_loss import make_call
+    from rlk._ops.ppo_loss import make_call
 
     rules = {f.name for f in dataclasses.fields(Rules)}
     rules -= {"reduction_of", "reduction_names", "kl_output_clamp_of", "tis_cap_of"}

@@ -8,11 +8,9 @@ from typing import Any
 import torch
 
 from rlk import _core
-from rlk._torch import Gradients, refuse_options, refuse_tangents
+from rlk._ops.logp import LogpOptions
+from rlk._ops.torch_common import Gradients, refuse_options, refuse_tangents
 from rlk.errors import InvalidArgument, Unsupported
-
-# target, temperature, softcap, logit_scale, mask, ignore_index
-Options = tuple[Any, Any, Any, Any, Any, Any]
 
 
 class _Logp(torch.autograd.Function):
@@ -20,7 +18,7 @@ class _Logp(torch.autograd.Function):
     def forward(
         ctx: Any,
         logits: Any,
-        options: Options,
+        options: LogpOptions,
         stream: Any,
         return_entropy: bool,
         return_lse: bool,
@@ -66,7 +64,7 @@ class _Logp(torch.autograd.Function):
 
 def logp(
     logits: Any,
-    options: Options,
+    options: LogpOptions,
     stream: Any,
     return_entropy: bool,
     return_lse: bool,

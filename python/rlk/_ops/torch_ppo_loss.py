@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autograd of the losses for torch tensors. Imported at the first call that needs a gradient."""
+"""Autograd of ppo_loss for torch tensors. Imported at the first call that needs a gradient."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from rlk import _core
 from rlk._metrics import make_metrics
-from rlk._ppo_loss import Call, PpoLoss, forward
-from rlk._torch import refuse_tangents
+from rlk._ops.ppo_loss import Call, PpoLoss, forward
+from rlk._ops.torch_common import refuse_tangents
 from rlk.errors import Unsupported
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The op group_advantages: its Python side."""
+"""The op group_advantages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from rlk import _core
 from rlk._loss_options import as_float, inf, is_integer
+from rlk._ops.common import Explanation, Tensor
 from rlk.errors import InvalidArgument, text
 from rlk.losses import advantage_rules
 
@@ -19,6 +20,89 @@ NORMALIZE = ("std", "center", "rloo", "loo_std")
 GROUPS_OF_ONE = ("zero", "reward", "error")
 EPS_MODES = ("add", "max")
 MOST = 1 << 40
+
+
+def group_advantages(
+    rewards: Tensor,
+    *,
+    samples_per_prompt: int | None = None,
+    group_boundaries: Tensor | None = None,
+    dialect: str = "rlk",
+    normalize: str | None = None,
+    ddof: int | None = None,
+    eps: float | None = None,
+    eps_mode: str | None = None,
+    group_of_one: str | None = None,
+    stream: int | None = None,
+) -> Tensor:
+    """Each reward against the mean of its group, as GRPO, Dr.GRPO and RLOO take it.
+
+    ``(reward - mean) / denominator`` in two passes of float64, rounded once to float32. A group of
+    equal rewards gives exactly 0. No gradient flows.
+
+    Args:
+        rewards: any shape and floating dtype, one a sequence; groups are neighbours in row-major
+            order.
+        samples_per_prompt: size of each group; divides the number of rewards.
+        group_boundaries: ``[P + 1]`` integers in its place: group g is
+            ``[boundaries[g], boundaries[g + 1])``. Starts at 0, ends at the number of rewards,
+            strictly increases. On CUDA a device tensor that does not is raised by a later call or
+            `check_errors`, unless validate="sync".
+        dialect: rules of "rlk", "rl_kernel", "verl", "verl_old", "skyrl", "trl", "openrlhf",
+            "nemo", "slime", "areal" or "liger" for what is None below: `rlk.losses.ADVANTAGES`.
+        normalize: "std" (default): the standard deviation and eps; "center": 1 (Dr.GRPO); "rloo":
+            the mean is that of the others; "loo_std": mean and standard deviation are, which
+            divides only where it is above 0 (NeMo).
+        ddof: 0 or 1 (default), of the standard deviation.
+        eps: 1e-6, added to it (eps_mode "add", the default), or its least value ("max").
+        group_of_one: advantage of a reward without others: "zero" (default), "reward": itself,
+            "error": refused; NaN where boundaries in device memory have such a group.
+        stream: as in `linear_logp`.
+
+    Returns:
+        float32 of rewards' shape.
+
+    Raises:
+        rlk.InvalidArgument: a shape, dtype, name or number is wrong, boundaries are none, or both
+            group arguments are given (a ValueError).
+
+    Example:
+        >>> rlk.jit.group_advantages(np.float32([1, 0, 0, 1]), samples_per_prompt=2)
+        array([ 0.7071058, -0.7071058, -0.7071058,  0.7071058], dtype=float32)
+
+    The formula is that of GRPO (Shao et al. 2024), Dr.GRPO (Liu et al. 2025), RLOO (Ahmadian et
+    al. 2024).
+    """
+    arguments = (
+        *_arguments(
+            rewards,
+            samples_per_prompt,
+            group_boundaries,
+            dialect,
+            normalize,
+            ddof,
+            eps,
+            eps_mode,
+            group_of_one,
+        ),
+        stream,
+    )
+    return _core.group_advantages(*arguments)
+
+
+def explain_group_advantages(rewards: Tensor, **options: Any) -> Explanation:
+    """Which variant `group_advantages` would run for these arguments; nothing is compiled.
+
+    Args:
+        All: as `group_advantages`.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `group_advantages` would.
+
+    Example:
+        >>> print(rlk.jit.explain_group_advantages(rewards, samples_per_prompt=8))
+    """
+    return Explanation(*_core.group_advantages_explain(*_arguments(rewards, **options)))
 
 
 def _fail(name: str, expected: str, got: Any) -> None:
@@ -127,12 +211,3 @@ def _arguments(
         added,
         GROUPS_OF_ONE.index(r.group_of_one),
     )
-
-
-def group_advantages(rewards: Any, stream: int | None, **options: Any) -> Any:
-    arguments = (*_arguments(rewards, **options), stream)
-    return _core.group_advantages(*arguments)
-
-
-def explain(rewards: Any, **options: Any) -> tuple[str, str, str, str, str]:
-    return _core.group_advantages_explain(*_arguments(rewards, **options))

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlk import _core, _ppo_loss
-from rlk._group_advantages import group_advantages, host_boundaries
+from rlk import _core
 from rlk._metrics import figure
-from rlk._ratio_kl import LogpOptions, expect_alike
+from rlk._ops import ppo_loss
+from rlk._ops.common import Explanation, Tensor, needs_autograd
+from rlk._ops.group_advantages import group_advantages, host_boundaries
+from rlk._ops.logp import LogpOptions, explain_logp_of
+from rlk._ops.ratio_kl import expect_alike
 from rlk.errors import InvalidArgument, Unsupported, renamed, shape_of
 
-Tensor = Any
 # What the parts' arguments are called here. A token of log_probs is one of action_ids.
 NAMES = {
     "logits": "policy_logits",
@@ -40,6 +42,169 @@ class GrpoLoss(NamedTuple):
     kl: Tensor  #: the KL term before beta, reduced by the same weights; no gradient
 
 
+def grpo_loss(
+    policy_logits: Tensor,
+    ref_logits: Tensor | None,
+    action_ids: Tensor,
+    old_logps: Tensor,
+    rewards: Tensor,
+    completion_mask: Tensor | None = None,
+    *,
+    samples_per_prompt: int | None = None,
+    group_boundaries: Tensor | None = None,
+    clip_eps: float | None = None,
+    beta: float = 0.04,
+    ref_logps: Tensor | None = None,
+    dialect: str = "rlk",
+    normalize: str | None = None,
+    ddof: int | None = None,
+    eps: float | None = None,
+    eps_mode: str | None = None,
+    group_of_one: str | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    ignore_index: int | None = -100,
+    stream: int | None = None,
+    **options: Any,
+) -> GrpoLoss:
+    """The GRPO loss, straight from logits and rewards: `group_advantages`, `logp` of both
+    policies and `ppo_loss`, with the bits of calling them one by one.
+
+    ``sum over active tokens of w * (max(-A r, -A clip(r)) + beta * k)``, r = exp(log p - old),
+    k = k3(ref - log p). The gradient of the logits is made in the forward; a backward whose
+    upstream is exactly 1 hands it out, and one with another makes it anew, told on the device.
+    Differentiable in policy_logits alone, for torch tensors.
+
+    Args:
+        policy_logits: ``[B, T, V]``, or ``[N, V]`` with cu_seqlens, or ``[T, V]``: one sequence.
+            float32, bfloat16 or float16.
+        ref_logits: of the reference policy, likewise; None with ref_logps or a beta of 0, where
+            it is not looked at.
+        action_ids: ``[B, T]`` (``[N]``, ``[T]``), ids in ``[0, V)`` of any integer dtype.
+        old_logps: of action_ids' shape, any floating dtype.
+        rewards: ``[B]``, one a sequence, any floating dtype.
+        completion_mask: of action_ids' shape, bool, integer or float of 0 and 1; None: all are
+            active. Inactive tokens may hold anything; so may those of ignore_index.
+        samples_per_prompt, group_boundaries: one of them, as in `group_advantages`.
+        clip_eps: eps_clip_low and eps_clip_high of `ppo_loss`; None: 0.2, or the dialect's.
+        beta: the factor of the KL term; 0: there is none.
+        ref_logps: the reference's log-probs in place of its logits.
+        dialect: rules of both `group_advantages` and `ppo_loss` for what is not given.
+        normalize, ddof, eps, eps_mode, group_of_one: as in `group_advantages`.
+        temperature, softcap, logit_scale, ignore_index, stream: as in `logp`, of both logits.
+        options: those of `ppo_loss`, but kl_coef (it is beta), ref_log_probs and entropy (made
+            here); cu_seqlens for packed sequences, and entropy_coef for a bonus, among them.
+
+    Returns:
+        `GrpoLoss` (loss, policy_loss, kl), float32 and 0-d; policy_loss and kl carry no gradient.
+        Without an active token the loss is 0 and the gradient exactly 0.
+
+    Raises:
+        rlk.InvalidArgument: a shape, dtype, device, name or number is wrong, or options
+            contradict each other (a ValueError).
+        rlk.Unsupported: as `logp`, and on CUDA for what is no torch tensor.
+        TypeError: an option that does not exist.
+
+    Example:
+        >>> loss, policy_loss, kl = rlk.jit.grpo_loss(
+        ...     logits, ref_logits, tokens, old_logps, rewards, mask, samples_per_prompt=8)
+        >>> loss.backward()
+
+    The formula is that of GRPO (Shao et al. 2024) with DAPO's token mean (Yu et al. 2025).
+    """
+    call = make_call(
+        policy_logits,
+        ref_logits,
+        action_ids,
+        old_logps,
+        rewards,
+        completion_mask,
+        samples_per_prompt=samples_per_prompt,
+        group_boundaries=group_boundaries,
+        clip_eps=clip_eps,
+        beta=beta,
+        ref_logps=ref_logps,
+        dialect=dialect,
+        normalize=normalize,
+        ddof=ddof,
+        eps=eps,
+        eps_mode=eps_mode,
+        group_of_one=group_of_one,
+        temperature=temperature,
+        softcap=softcap,
+        logit_scale=logit_scale,
+        ignore_index=ignore_index,
+        **options,
+    )
+    if needs_autograd(policy_logits, temperature, softcap, logit_scale):
+        from rlk._ops import torch_grpo_loss
+
+        return torch_grpo_loss.grpo_loss(call, stream)
+    loss, figures, _ = forward(call, stream, False)
+    return result(loss, figures)
+
+
+def grpo_loss_backward(
+    grad_output: Tensor,
+    policy_logits: Tensor,
+    ref_logits: Tensor | None,
+    action_ids: Tensor,
+    old_logps: Tensor,
+    rewards: Tensor,
+    completion_mask: Tensor | None = None,
+    *,
+    stream: int | None = None,
+    **options: Any,
+) -> Tensor:
+    """Gradient of `grpo_loss` for those without autograd; runs the forward once more.
+
+    Args:
+        grad_output: float32 of one element, the gradient of the loss.
+        Others: as `grpo_loss`.
+
+    Returns:
+        The gradient of policy_logits, of their shape and dtype.
+
+    Raises:
+        rlk.InvalidArgument: as `grpo_loss`.
+
+    Example:
+        >>> grad = rlk.jit.grpo_loss_backward(
+        ...     np.float32(1), logits, ref, tokens, old, rewards, mask, samples_per_prompt=8)
+    """
+    call = make_call(
+        policy_logits, ref_logits, action_ids, old_logps, rewards, completion_mask, **options
+    )
+    return gradients(call, grad_output, stream)
+
+
+def explain_grpo_loss(
+    policy_logits: Tensor,
+    ref_logits: Tensor | None,
+    action_ids: Tensor,
+    old_logps: Tensor | None = None,
+    rewards: Tensor | None = None,
+    completion_mask: Tensor | None = None,
+    *,
+    backward: bool = False,
+    **options: Any,
+) -> Explanation:
+    """Which variant of `logp` would read the logits of these arguments of `grpo_loss`, and why.
+
+    Args:
+        backward: explain the backward in place of the forward.
+        Others: as `grpo_loss`; those that `logp` has not are not looked at.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `logp` would.
+
+    Example:
+        >>> print(rlk.jit.explain_grpo_loss(logits, ref_logits, tokens))
+    """
+    return explain_logp_of(policy_logits, action_ids, completion_mask, options, backward)
+
+
 class Call(NamedTuple):
     """Arguments as the core takes them."""
 
@@ -49,7 +214,7 @@ class Call(NamedTuple):
     rewards: Tensor
     logp: LogpOptions
     groups: dict[str, Any]  # options of group_advantages
-    loss: _ppo_loss.Call  # what the parts before it make is to come
+    loss: ppo_loss.Call  # what the parts before it make is to come
 
 
 class Saved(NamedTuple):
@@ -96,7 +261,7 @@ def make_call(
     boundaries = host_boundaries("grpo_loss", group_boundaries, count, rewards)
     clips = {name: clip_eps for name in CLIPS if options.get(name) is None and clip_eps is not None}
     with renamed("grpo_loss", {**NAMES, **dict.fromkeys(clips, "clip_eps")}):
-        loss = _ppo_loss.make_call(
+        loss = ppo_loss.make_call(
             None,
             old_logps,
             None,
@@ -163,7 +328,7 @@ def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, T
     tensors["loss_mask"] = active_tokens(ids, mask, ignore_index)
     expect_one_a_sequence(call.rewards, found[0].shape, tensors["cu_seqlens"])
     with renamed("grpo_loss", NAMES, on_cuda):
-        tensors["advantages"] = group_advantages(call.rewards, stream, **call.groups)
+        tensors["advantages"] = group_advantages(call.rewards, stream=stream, **call.groups)
     if options.needs_entropy:
         tensors["entropy"] = entropy
     if options.needs_ref and call.ref_logps is None:

@@ -1,33 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autograd for torch tensors. Imported at the first call that needs a gradient."""
+"""Autograd of linear_logp for torch tensors. Imported at the first call that needs a gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from rlk import _core
-from rlk.errors import InvalidArgument, Unsupported
-
-
-class Gradients(torch.autograd.Function):
-    """The gradients as a function of their inputs, so that a second derivative is an error.
-
-    torch's once_differentiable leaves it out without a word where grad_output is a constant.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, op: str, compute: Callable[[], Any], *inputs: Any) -> Any:
-        ctx.op = op
-        return compute()
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        raise Unsupported(
-            f"{ctx.op}: backward: expected one derivative, got a second (create_graph=True)"
-        )
+from rlk._ops.torch_common import Gradients, refuse_options, refuse_tangents
+from rlk.errors import InvalidArgument
 
 
 class _LinearLogp(torch.autograd.Function):
@@ -108,34 +90,6 @@ class _LinearLogp(torch.autograd.Function):
             grads = compute()
         grad_hidden, grad_weight, grad_bias = grads
         return grad_hidden, grad_weight, None, grad_bias, *[None] * 8
-
-
-def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
-    level = getattr(torch.autograd.forward_ad, "_current_level", -1)
-    return torch.autograd.forward_ad.unpack_dual(tensor).tangent if level >= 0 else None
-
-
-def refuse_tangents(op: str, **operands: Any) -> None:
-    for name, operand in operands.items():
-        if isinstance(operand, torch.Tensor) and _tangent(operand) is not None:
-            raise Unsupported(
-                f"{op}: {name}: expected a tensor without a tangent (no forward-mode "
-                "derivative is there), got one with it"
-            )
-
-
-def refuse_options(op: str, temperature: Any, softcap: Any, logit_scale: Any) -> None:
-    """Options through which a gradient would have to flow."""
-    refuse_tangents(op, temperature=temperature, softcap=softcap, logit_scale=logit_scale)
-    for name, value, what in (
-        ("temperature", temperature, "tensor"),
-        ("softcap", softcap, "number"),
-        ("logit_scale", logit_scale, "number"),
-    ):
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            raise InvalidArgument(
-                f"{op}: {name}: expected a {what} that needs no gradient, got one that does"
-            )
 
 
 def linear_logp(

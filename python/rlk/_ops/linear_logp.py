@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The op linear_logp, without torch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rlk import _core
+from rlk._ops.common import Explanation, Tensor, needs_autograd
+from rlk.errors import check_needs
+
+
+class LinearLogpResult(NamedTuple):
+    """What `linear_logp` returns where more than the log-prob is asked for, float32 ``[...]`` each;
+    None where not asked for."""
+
+    log_prob: Tensor  #: log p of the target
+    entropy: Tensor | None  #: -sum p log p over the vocabulary, in nats
+    lse: Tensor | None  #: log(sum exp z), of the logits that the softmax is taken of
+
+
+def linear_logp(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+    return_entropy: bool = False,
+    return_lse: bool = False,
+    stream: int | None = None,
+) -> Any:
+    """Log-probabilities of target ids, straight from hidden states; no [N, V] logits are formed.
+
+    ``log_softmax(z)[target]`` of the logits ``z = cap(logit_scale * (hidden @ weight.T + bias)) /
+    temperature``, in this order, ``cap(x) = softcap * tanh(x / softcap)``; all in float32 from
+    the first to the last operation. A row's bits depend on that row alone: not on the batch, its
+    position, strides or the number of threads. Differentiable in hidden, weight and bias for torch
+    tensors. On a CUDA device the call is queued on the current stream and returns at once.
+
+    Args:
+        hidden: ``[..., D]``, float32, bfloat16 or float16.
+        weight: ``[V, D]``, hidden's dtype.
+        target: ``[...]``, ids in ``[0, V)`` of any integer dtype.
+        bias: ``[V]``, hidden's dtype or float32.
+        temperature: a number above 0, or one a row, ``[...]``; rounded to float32.
+        softcap: a number above 0 that logits are capped to (Gemma 2: 30); None: they are not.
+        logit_scale: a number that logits are multiplied by (Cohere; Granite divides by it).
+        mask: ``[...]``, bool, integer or float of 0 and 1. Rows of 0 are inactive: log-prob,
+            entropy, lse and gradients 0, and their hidden state and target may hold anything.
+        ignore_index: rows with this target are inactive as well; None: no target is special.
+        return_entropy: also give the entropy of each row's distribution, in nats.
+        return_lse: also give the log-sum-exp of each row's logits z.
+        stream: CUDA stream handle to queue on, for tensors whose framework tells no current
+            stream (CuPy and JAX through DLPack); None: the default stream. Not for torch tensors.
+
+    Returns:
+        float32 ``[...]``, at most 0: a torch tensor for torch tensors, a NumPy array for others on
+        the CPU, an `rlk.Array` for others on CUDA. A target whose logit is -inf gives -inf, a row
+        whose logits are all -inf gives NaN. With return_entropy or return_lse a `LinearLogpResult`
+        (log_prob, entropy, lse), None where not asked for; each is differentiable.
+
+    Raises:
+        rlk.InvalidArgument: a shape, dtype, device or value is wrong (a ValueError). On CUDA a
+            target out of range makes its row NaN and is raised by a later call or `check_errors`.
+        rlk.Unsupported: nothing here can run this device and dtype, or a tensor carries a tangent
+            of forward-mode differentiation (a NotImplementedError).
+
+    Example:
+        >>> log_probs = rlk.jit.linear_logp(hidden, lm_head.weight, tokens, temperature=0.7)
+        >>> (-(advantages * log_probs).sum()).backward()
+
+        >>> out = rlk.jit.linear_logp(hidden, weight, tokens, softcap=30.0, return_entropy=True)
+        >>> (out.log_prob + 0.01 * out.entropy).sum().backward()
+
+    With M = max z, S = sum exp(z - M) and T = sum exp(z - M) (z - M) over the vocabulary, log p =
+    (z_t - M) - log S, the entropy is log S - T / S, and lse = M + log S.
+    """
+    if needs_autograd(hidden, weight, bias, temperature, softcap, logit_scale):
+        from rlk._ops import torch_linear_logp
+
+        log_prob, entropy, lse = torch_linear_logp.linear_logp(
+            hidden,
+            weight,
+            target,
+            bias,
+            temperature,
+            softcap,
+            logit_scale,
+            mask,
+            ignore_index,
+            stream,
+            return_entropy,
+            return_lse,
+        )
+        if return_entropy or return_lse:
+            return LinearLogpResult(log_prob, entropy, lse)
+        return log_prob
+    result = _core.linear_logp_forward(
+        hidden,
+        weight,
+        target,
+        bias,
+        temperature,
+        softcap,
+        logit_scale,
+        mask,
+        ignore_index,
+        stream,
+        return_entropy,
+        return_lse,
+        False,
+    )
+    return LinearLogpResult(*result[:3]) if return_entropy or return_lse else result
+
+
+class LinearLogpGrads(NamedTuple):
+    """Gradients of `linear_logp`; None where not asked for."""
+
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def linear_logp_backward(
+    grad_output: Tensor | None,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+    grad_entropy: Tensor | None = None,
+    grad_lse: Tensor | None = None,
+    stream: int | None = None,
+    needs: tuple[str, ...] = ("hidden", "weight", "bias"),
+) -> LinearLogpGrads:
+    """Gradients of `linear_logp` for those without autograd.
+
+    Runs the forward once more for its saved values a row, then the backward.
+
+    Args:
+        grad_output: ``[...]``, the gradient of the loss with respect to the log-probs; None: 0.
+        hidden, weight, target, bias, temperature, softcap, logit_scale, mask, ignore_index, stream:
+            as in `linear_logp`.
+        grad_entropy: ``[...]``, the gradient with respect to the entropy; None: 0.
+        grad_lse: ``[...]``, the gradient with respect to the log-sum-exp; None: 0.
+        needs: which gradients to compute; "bias" is left out by itself where bias is None.
+
+    Returns:
+        `LinearLogpGrads` (hidden ``[..., D]``, weight ``[V, D]``, bias ``[V]``), each in the dtype
+        of what it is the gradient of, None where not asked for.
+
+    Raises:
+        rlk.InvalidArgument: as `linear_logp`, for a name in needs that is none of the three, and
+            where all three gradients are None.
+
+    Example:
+        >>> grads = rlk.jit.linear_logp_backward(-advantages, hidden, weight, tokens)
+        >>> weight -= 1e-3 * grads.weight
+
+    dz_j = grad_output (1[j = target] - p_j) + grad_lse p_j - grad_entropy p_j (log p_j + entropy),
+    then times 1 / temperature, 1 - tanh^2 of the cap, and logit_scale.
+    """
+    needs = check_needs("linear_logp", needs, ("hidden", "weight", "bias"))
+    grads = _core.linear_logp_backward(
+        grad_output,
+        grad_entropy,
+        grad_lse,
+        hidden,
+        weight,
+        target,
+        bias,
+        temperature,
+        softcap,
+        logit_scale,
+        mask,
+        ignore_index,
+        stream,
+        None,
+        None,
+        None,
+        "hidden" in needs,
+        "weight" in needs,
+        "bias" in needs and bias is not None,
+    )
+    return LinearLogpGrads(*grads)
+
+
+def explain(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+    return_entropy: bool = False,
+    return_lse: bool = False,
+    backward: bool = False,
+) -> Explanation:
+    """Which variant `linear_logp` would run for these arguments, and why; nothing is compiled.
+
+    Args:
+        backward: explain the backward in place of the forward: that of all outputs asked for.
+        Others: as `linear_logp`.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `linear_logp` would.
+
+    Example:
+        >>> print(rlk.jit.explain(hidden, weight, tokens))
+    """
+    return Explanation(
+        *_core.linear_logp_explain(
+            hidden,
+            weight,
+            target,
+            bias,
+            temperature,
+            softcap,
+            logit_scale,
+            mask,
+            ignore_index,
+            None,
+            return_entropy,
+            return_lse,
+            backward,
+        )
+    )

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The op logp, without torch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rlk import _core
+from rlk._ops.common import Explanation, Tensor, needs_autograd
+
+# target, temperature, softcap, logit_scale, mask, ignore_index
+LogpOptions = tuple[Any, Any, Any, Any, Any, Any]
+
+
+class LogpResult(NamedTuple):
+    """What `logp` returns where more than the log-prob is asked for, float32 ``[...]`` each; None
+    where not asked for."""
+
+    log_prob: Tensor  #: log p of the target
+    entropy: Tensor | None  #: -sum p log p over the vocabulary, in nats
+    lse: Tensor | None  #: log(sum exp z), of the logits that the softmax is taken of
+
+
+def logp(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+    return_entropy: bool = False,
+    return_lse: bool = False,
+    inplace_backward: bool = False,
+    stream: int | None = None,
+) -> Any:
+    """Log-probabilities of target ids from logits; no log_softmax is formed.
+
+    ``log_softmax(z)[target]`` of ``z = cap(logit_scale * logits) / temperature``, ``cap(x) =
+    softcap * tanh(x / softcap)``, in float32 whatever the logits' dtype. One read of the logits
+    forward, one read and one write backward. A row's bits depend on that row alone; those of
+    float32 logits are those of `linear_logp` where its dot products are the same numbers.
+    Differentiable in logits for torch tensors, the gradient in their dtype.
+
+    Args:
+        logits: ``[..., V]``, float32, bfloat16 or float16.
+        target: ``[...]``, ids in ``[0, V)`` of any integer dtype.
+        temperature, softcap, logit_scale, mask, ignore_index, return_entropy, return_lse, stream:
+            as in `linear_logp`. Rows that are not active are not read.
+        inplace_backward: the backward writes the gradient over the logits, so that no second
+            tensor of their size is needed. Only where nothing else reads the logits afterwards:
+            torch raises where its autograd would, and at a second backward.
+
+    Returns:
+        As `linear_logp`: float32 ``[...]``, or a `LogpResult` with return_entropy or return_lse.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `linear_logp`; and with inplace_backward for
+            logits that are a leaf, or whose elements share memory.
+
+    Example:
+        >>> log_probs = rlk.jit.logp(model(tokens).logits[:, :-1], tokens[:, 1:])
+        >>> (-(advantages * log_probs).sum()).backward()
+
+    With M = max z, S = sum exp(z - M) and T = sum exp(z - M) (z - M) over the vocabulary, log p =
+    (z_t - M) - log S, the entropy is log S - T / S, and lse = M + log S.
+    """
+    options = (target, temperature, softcap, logit_scale, mask, ignore_index)
+    if needs_autograd(logits, temperature, softcap, logit_scale):
+        from rlk._ops import torch_logp
+
+        result = torch_logp.logp(
+            logits, options, stream, return_entropy, return_lse, inplace_backward
+        )
+        return LogpResult(*result) if return_entropy or return_lse else result[0]
+    result = _core.logp_forward(
+        logits, *options, stream, return_entropy, return_lse, False, inplace_backward
+    )
+    return LogpResult(*result[:3]) if return_entropy or return_lse else result
+
+
+def logp_backward(
+    grad_output: Tensor | None,
+    logits: Tensor,
+    target: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+    grad_entropy: Tensor | None = None,
+    grad_lse: Tensor | None = None,
+    stream: int | None = None,
+) -> Tensor:
+    """Gradient of `logp` for those without autograd; runs the forward once more.
+
+    Args:
+        grad_output: ``[...]``, the gradient of the loss with respect to the log-probs; None: 0.
+        grad_entropy, grad_lse: ``[...]``, of the entropy and the log-sum-exp; None: 0.
+        Others: as `logp`.
+
+    Returns:
+        The gradient of the logits, ``[..., V]`` of their dtype.
+
+    Raises:
+        rlk.InvalidArgument: as `logp`, and where all three gradients are None.
+
+    Example:
+        >>> grad = rlk.jit.logp_backward(-advantages, logits, tokens)
+
+    The formula is that of `linear_logp_backward`'s dz.
+    """
+    return _core.logp_backward(
+        grad_output,
+        grad_entropy,
+        grad_lse,
+        logits,
+        target,
+        temperature,
+        softcap,
+        logit_scale,
+        mask,
+        ignore_index,
+        stream,
+        None,
+        None,
+        None,
+        False,
+        None,
+        None,
+    )
+
+
+def explain_logp(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: Tensor | None = None,
+    ignore_index: int | None = -100,
+    return_entropy: bool = False,
+    return_lse: bool = False,
+    backward: bool = False,
+) -> Explanation:
+    """Which variant `logp` would run for these arguments, and why; nothing is compiled.
+
+    Args:
+        backward: explain the backward in place of the forward: that of all outputs asked for.
+        Others: as `logp`.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `logp` would.
+
+    Example:
+        >>> print(rlk.jit.explain_logp(logits, tokens))
+    """
+    options = (target, temperature, softcap, logit_scale, mask, ignore_index)
+    return Explanation(
+        *_core.logp_explain(logits, *options, None, return_entropy, return_lse, backward)
+    )
+
+
+def explain_logp_of(
+    logits: Tensor, target: Tensor, mask: Any, options: dict[str, Any], backward: bool
+) -> Explanation:
+    names = ("temperature", "softcap", "logit_scale", "ignore_index")
+    given = {name: options[name] for name in names if name in options}
+    return explain_logp(logits, target, mask=mask, backward=backward, **given)
