@@ -139,7 +139,9 @@ void add_questions(Subcommands& commands, Options& options) {
   auto* explain = commands.add(
       "explain", "Tell what a call of a kernel would do, and why: exit code 0 a hit, 1 a miss",
       [&](const Context& context) { return rlk::cli::explain(context, options.word); });
-  explain->add_option("kernel", options.word, "Its whole name, or what names one entry")
+  explain
+      ->add_option("kernel", options.word,
+                   "Its whole name, as 'logp.fwd[x=bf16 V=151936]@sm_90a', or what names one entry")
       ->required()
       ->type_name("NAME");
 }

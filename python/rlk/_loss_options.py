@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from rlk import _core
 from rlk.errors import InvalidArgument, text
-from rlk.losses import OF_SYSTEM, POLICY_LOSSES, REDUCTIONS, Rules, rules
+from rlk.losses import DIALECTS, OF_SYSTEM, POLICY_LOSSES, REDUCTIONS, Rules, rules
 
 inf = float("inf")
 # Codes are positions: templates/common/loss/options.h.
@@ -52,6 +52,38 @@ NEEDS_GLOBAL = {
 }
 OVERFLOW_LOG = 88.72283  # e^x leaves fp32 above
 NAMES = tuple(f.name for f in fields(Rules) if f.name not in OF_SYSTEM)
+#: What other systems call an option: docs/ppo_loss.md has them by system.
+ELSEWHERE = {
+    "clip_ratio": "eps_clip_low and eps_clip_high",
+    "clip_ratio_low": "eps_clip_low",
+    "clip_ratio_high": "eps_clip_high",
+    "loss_mode": "policy_loss",
+    "loss_agg_mode": "loss_reduction",
+    "loss_scale_factor": "max_seq_len",
+    "kl_loss_coef": "kl_coef",
+    "kl_loss_type": "kl_estimator",
+    "entropy_coeff": "entropy_coef",
+    "tau_pos": "sapo_tau_pos",
+    "tau_neg": "sapo_tau_neg",
+    "rollout_is": "tis_level",
+    "rollout_is_threshold": "tis_imp_ratio_cap",
+    "rollout_log_probs": "rollout_logprobs",
+    "ref_log_prob": "ref_log_probs",
+    "response_mask": "loss_mask",
+    "epsilon": "eps_clip_low and eps_clip_high",
+    "epsilon_high": "eps_clip_high",
+    "clip_eps": "eps_clip_low and eps_clip_high",
+    "beta": "kl_coef",
+    "loss_type": "loss_reduction",
+    "num_generations": "samples_per_prompt",
+    "max_completion_length": "max_seq_len",
+    "sapo_temperature_pos": "sapo_tau_pos",
+    "sapo_temperature_neg": "sapo_tau_neg",
+    "vllm_importance_sampling_correction": "use_tis",
+    "vllm_importance_sampling_mode": "tis_mode and tis_level",
+    "vllm_importance_sampling_clip_max": "tis_imp_ratio_cap",
+    "vllm_importance_sampling_cap": "tis_imp_ratio_cap",
+}
 
 
 class Resolved(NamedTuple):
@@ -76,6 +108,12 @@ class Given(NamedTuple):
 
 def fail(name: str, expected: str, got: Any) -> NoReturn:
     raise InvalidArgument(f"ppo_loss: {name}: expected {expected}, got {got}")
+
+
+def no_option(op: str, name: str, here: str | None) -> TypeError:
+    """The error for an option that does not exist; `here`: what it is called here, if anything."""
+    hint = f"see help(rlk.jit.{op})" if here is None else f"here it is {here}"
+    return TypeError(f"{op}: {name}: expected an option that exists; {hint}")
 
 
 def resolve(*arguments: Any) -> Resolved:
@@ -191,7 +229,9 @@ def _reductions(
         if word == "policy" and name == "kl_reduction":
             word = chosen["loss_reduction"]
         if word not in REDUCTIONS:
-            fail(name, ", ".join((*REDUCTIONS, *names)), text(chosen[name]))
+            known = [d for d, r in DIALECTS.items() if word in dict(r.reduction_names)]
+            of = f", a name of dialect {' and '.join(known)}" if known else ""
+            fail(name, ", ".join((*REDUCTIONS, *names)), text(chosen[name]) + of)
         chosen[name] = word
     if given.has_weights:
         return frozenset(), Given(has_weights=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 from typing import Any
 
 from rlk._metrics import Metrics, combine
@@ -243,13 +244,13 @@ def diff(a: str, b: str, batch: Mapping[str, Any] | None = None, **options: Any)
         a, b: names in `DIALECTS`.
         batch: arguments of `rlk.jit.ppo_loss` by name (log_probs, old_log_probs, advantages,
             loss_mask, ...); None: rules alone.
-        options: options of `ppo_loss` for both, such as policy_loss="gspo".
+        options: options of `ppo_loss` for both losses, such as policy_loss="gspo"; with a batch.
 
     Returns:
         The text; print it.
 
     Raises:
-        rlk.InvalidArgument: an unknown dialect, or as `ppo_loss`.
+        rlk.InvalidArgument: an unknown dialect, options without a batch, or as `ppo_loss`.
 
     Example:
         >>> print(rlk.losses.diff("verl", "trl"))
@@ -258,14 +259,17 @@ def diff(a: str, b: str, batch: Mapping[str, Any] | None = None, **options: Any)
         ...
         group_advantages.group_of_one  reward         zero
     """
-    rows = [("rule", a, b)]
+    rows: list[tuple[str, ...]] = [("rule", a, b)]
     pairs: list[tuple[str, Any, Any]] = [("", rules(a), rules(b))]
     pairs.append(("group_advantages.", advantage_rules(a), advantage_rules(b)))
     for place, first, second in pairs:
         for field in fields(first):
             values = (getattr(first, field.name), getattr(second, field.name))
             if values[0] != values[1]:
-                rows.append((place + field.name, _text(values[0]), _text(values[1])))
+                sides = (_texts(value) for value in values)
+                rows += zip_longest([place + field.name], *sides, fillvalue="")
+    if batch is None and options:
+        raise InvalidArgument(f"ppo_loss: batch: expected one with {next(iter(options))}, got None")
     if batch is not None:
         if not isinstance(batch, Mapping):
             got = type(batch).__name__
@@ -275,12 +279,14 @@ def diff(a: str, b: str, batch: Mapping[str, Any] | None = None, **options: Any)
         losses = [float(ppo_loss(**batch, dialect=name, **options).loss) for name in (a, b)]
         rows.append(("loss", f"{losses[0]:.9g}", f"{losses[1]:.9g}"))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    return "\n".join(f"{r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}  {r[2]}" for r in rows)
+    lines = [f"{r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}  {r[2]}" for r in rows]
+    return "\n".join(map(str.rstrip, lines))
 
 
-def _text(value: Any) -> str:
-    if value == ():
-        return "-"
-    if isinstance(value, tuple) and isinstance(value[0], tuple):
-        return " ".join(f"{name}:{meaning}" for name, meaning in value)
-    return str(value)
+def _texts(value: Any) -> list[str]:
+    """A value in lines: pairs one a line."""
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return [f"{name}: {meaning}" for name, meaning in value]
+    if isinstance(value, tuple) and all(isinstance(word, str) for word in value):
+        return [", ".join(value) or "-"]
+    return [str(value)]

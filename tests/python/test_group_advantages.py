@@ -251,7 +251,7 @@ def test_nan_stays_in_its_group():
         ({"samples_per_prompt": 4}, "divisor of the 6"),
         ({"samples_per_prompt": 0}, "from 1 up"),
         ({"samples_per_prompt": 2, "group_boundaries": [0, 6]}, "both"),
-        ({"samples_per_prompt": None}, "neither"),
+        ({"samples_per_prompt": None}, "got neither$"),
         ({"samples_per_prompt": 3, "normalize": "mean"}, "std, center, rloo, loo_std"),
         ({"samples_per_prompt": 3, "group_of_one": "raw"}, "zero, reward, error"),
         ({"samples_per_prompt": 1, "group_of_one": "error"}, "at least 2 .* got 1"),

@@ -2,6 +2,7 @@
 """grpo_loss: values and gradients in float64, the bits of its parts, masks, packing, errors."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -331,7 +332,7 @@ def test_the_kl_term_pulls_to_the_reference():
 
 
 ERRORS = [
-    ({"ref": None}, {}, r"ref_logps: expected a tensor with beta, got None"),
+    ({"ref": None}, {}, r"ref_logits or ref_logps: expected a tensor with beta, got None"),
     ({"policy": None}, {}, "policy_logits: expected a tensor"),
     ({"ids": None}, {}, "action_ids: expected a tensor"),
     ({"old": None}, {}, "old_logps: expected a tensor, got None"),
@@ -395,8 +396,20 @@ def test_other_errors():
         rlk.jit.grpo_loss(
             p.policy, p.ref, p.ids, p.old, p.rewards, p.mask, ref_logps=p.old, **PAIRS
         )
-    for name in ("kl_coef", "entropy", "ref_log_probs", "clip"):
-        with pytest.raises(TypeError, match=f"^grpo_loss: {name}: expected an option that exists"):
+    for name, here in (
+        ("kl_coef", "here it is beta"),
+        ("kl_loss_coef", "here it is beta"),
+        ("ref_log_probs", "here it is ref_logps"),
+        ("epsilon", "here it is eps_clip_low and eps_clip_high"),
+        ("mask", "here it is completion_mask"),
+        ("response_mask", "here it is completion_mask"),
+        ("advantages", "see help(rlk.jit.grpo_loss)"),
+        ("log_probs", "see help(rlk.jit.grpo_loss)"),
+        ("entropy", "see help(rlk.jit.grpo_loss)"),
+        ("clip", "see help(rlk.jit.grpo_loss)"),
+    ):
+        message = f"grpo_loss: {name}: expected an option that exists; {here}"
+        with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
             p.loss(**PAIRS, **{name: 1.0})
     with pytest.raises(rlk.InvalidArgument, match=r"^grpo_loss: grad_output: expected one float32"):
         rlk.jit.grpo_loss_backward(

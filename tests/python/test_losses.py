@@ -167,6 +167,23 @@ def test_diff_prints_rules_and_losses():
     assert losses == pytest.approx(want, rel=1e-7)
     with pytest.raises(rlk.InvalidArgument, match=r"dialect: expected rlk, .*got 'no'"):
         diff("no", "rlk")
+    with pytest.raises(rlk.InvalidArgument, match=r"batch: expected one with delta, got None"):
+        diff("verl", "trl", delta=2.0)
+
+
+def test_diff_fits_a_terminal():
+    lines = diff("verl", "trl").splitlines()
+    assert max(map(len, lines)) <= 120
+    start = next(i for i, line in enumerate(lines) if line.startswith("reduction_names"))
+    first, second = (line.split() for line in lines[start : start + 2])
+    assert first[1:] == ["token-mean:", "token_mean", "grpo:", "sequence_mean"]
+    assert second == ["token-sum:", "token_sum", "bnpo:", "token_mean"]
+    of = next(line for line in lines if line.startswith("kl_output_clamp_of"))
+    assert of.split()[1:] == ["k3", "k1,", "abs,", "k2,", "k3"]
+    assert next(line for line in lines if line.startswith("gspo_log")).split()[1:3] == [
+        "(-inf,",
+        "10.0)",
+    ]
 
 
 def test_what_is_no_dialect_and_no_metrics():

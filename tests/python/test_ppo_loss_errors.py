@@ -9,6 +9,8 @@ import pytest
 from losses import FLOAT, Batch, batch, same, same_metrics
 
 import rlk
+from rlk._loss_options import ELSEWHERE
+from rlk._ops.ppo_loss import make_call
 from rlk.losses import DIALECTS, Rules
 
 pytestmark = pytest.mark.usefixtures("generic")
@@ -46,11 +48,27 @@ def test_unknown_words(name, value):
 def test_unknown_options():
     """RLinf 316: nothing is swallowed."""
     b = batch()
-    for call in (b.loss, b.grads):
-        with pytest.raises(TypeError, match=r"^ppo_loss: clip_ratio: expected"):
-            call(clip_ratio=0.2)
+    for name, here in (("clip_ratio", "here it is eps_clip_low"), ("clips", "see help(rlk.jit")):
+        message = rf"^ppo_loss: {name}: expected an option that exists; {re.escape(here)}"
+        for call in (b.loss, b.grads):
+            with pytest.raises(TypeError, match=message):
+                call(**{name: 0.2})
     with pytest.raises(TypeError, match=r"^ppo_loss: clip_ratio: expected"):
         rlk.jit.explain_ppo_loss(b.log_probs, b.old, b.advantages, clip_ratio=0.2)
+
+
+def test_names_elsewhere_lead_to_options():
+    known = {*make_call.__kwdefaults__, "loss_mask"}
+    assert not known & set(ELSEWHERE)
+    for here in ELSEWHERE.values():
+        assert set(here.split(" and ")) <= known
+
+
+def test_a_reduction_of_another_dialect_is_told():
+    end = "got 'token-mean', a name of dialect verl and verl_old"
+    refused(f"loss_reduction: expected token_mean, .*{end}$", loss_reduction="token-mean")
+    refused("loss_reduction: expected .*got 'dr_grpo', a name of", loss_reduction="dr_grpo")
+    refused("loss_reduction: expected .*got 'mean'$", loss_reduction="mean")
 
 
 @pytest.mark.parametrize("policy", ["gspo", "cispo", "sapo", "gpg"])

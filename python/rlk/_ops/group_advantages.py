@@ -68,7 +68,7 @@ def group_advantages(
 
     Example:
         >>> rlk.jit.group_advantages(np.float32([1, 0, 0, 1]), samples_per_prompt=2)
-        array([ 0.7071058, -0.7071058, -0.7071058,  0.7071058], dtype=float32)
+        array([ 0.70710576, -0.70710576, -0.70710576,  0.70710576], dtype=float32)
 
     The formula is that of GRPO (Shao et al. 2024), Dr.GRPO (Liu et al. 2025), RLOO (Ahmadian et
     al. 2024).
@@ -180,7 +180,9 @@ def _arguments(
         _fail("eps", "a finite number from 0 up", r.eps)
     if (samples_per_prompt is None) == (group_boundaries is None):
         got = "neither" if group_boundaries is None else "both"
-        _fail("samples_per_prompt", "it or group_boundaries", got)
+        raise InvalidArgument(
+            f"group_advantages: samples_per_prompt: expected it or group_boundaries, got {got}"
+        )
     size = 0 if samples_per_prompt is None else samples_per_prompt
     if samples_per_prompt is not None and not (is_integer(size) and 1 <= size <= MOST):
         _fail("samples_per_prompt", "an int from 1 up", samples_per_prompt)

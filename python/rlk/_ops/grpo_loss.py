@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlk import _core
+from rlk._loss_options import ELSEWHERE, no_option
 from rlk._metrics import figure
 from rlk._ops import ppo_loss
 from rlk._ops.common import Explanation, Tensor, needs_autograd
@@ -31,7 +32,12 @@ NAMES = {
 }
 REF_NAMES = {**NAMES, "logits": "ref_logits"}
 CLIPS = ("eps_clip_low", "eps_clip_high")  # what clip_eps stands for where they are not given
-TAKEN = ("kl_coef", "ref_log_probs", "entropy")  # options of ppo_loss that are made here
+# Options of ppo_loss, but for those that are made here.
+OPTIONS = frozenset(ppo_loss.make_call.__kwdefaults__ or ()) - {
+    "kl_coef",
+    "ref_log_probs",
+    "entropy",
+}
 
 
 class GrpoLoss(NamedTuple):
@@ -252,15 +258,20 @@ def make_call(
     ignore_index: int | None = -100,
     **options: Any,
 ) -> Call:
-    for name in TAKEN:
-        if name in options:
-            raise TypeError(f"grpo_loss: {name}: expected an option that exists")
+    for name in options:
+        if name not in OPTIONS:
+            here = ELSEWHERE.get(name)
+            if name not in ("log_probs", "advantages"):  # made here, of action_ids and rewards
+                here = NAMES.get(here or name, here)
+            raise no_option("grpo_loss", name, here)
     if ref_logits is not None and ref_logps is not None:
         raise InvalidArgument("grpo_loss: ref_logits: expected it or ref_logps, got both")
     (count, *_) = shape_of(rewards) or (0,)
     boundaries = host_boundaries("grpo_loss", group_boundaries, count, rewards)
     clips = {name: clip_eps for name in CLIPS if options.get(name) is None and clip_eps is not None}
-    with renamed("grpo_loss", {**NAMES, **dict.fromkeys(clips, "clip_eps")}):
+    # Of the reference only its absence is told here.
+    names = {**NAMES, "ref_log_probs": "ref_logits or ref_logps"}
+    with renamed("grpo_loss", {**names, **dict.fromkeys(clips, "clip_eps")}):
         loss = ppo_loss.make_call(
             None,
             old_logps,

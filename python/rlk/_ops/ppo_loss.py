@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._loss_options import Resolved, resolve
+from rlk._loss_options import ELSEWHERE, Resolved, no_option, resolve
 from rlk._metrics import Metrics, make_metrics
 from rlk._ops.common import Explanation, Tensor, needs_autograd
 from rlk.errors import InvalidArgument, check_needs
@@ -216,7 +216,7 @@ def make_call(
     **unknown: Any,
 ) -> Call:
     for name in unknown:
-        raise TypeError(f"ppo_loss: {name}: expected an option that exists")
+        raise no_option("ppo_loss", name, ELSEWHERE.get(name))
     options = resolve(
         dialect,
         max_seq_len,
