@@ -6,6 +6,7 @@ those of a GRPO trainer for language models: sample a group of answers for each 
 turn rewards into advantages, and take gradient steps on the clipped loss with a KL term. The three
 steps where log-probs and losses are computed are rlk's; the rest is plain torch.
 
+    ./dev torch
     ./dev exec python examples/grpo_toy.py [--steps 150] [--plot FILE.png]
 """
 

@@ -50,7 +50,18 @@ def stub(tree: Path, name: str, body: str) -> None:
 def test_help_lists_the_commands(tree: Path) -> None:
     done = run(tree, "help")
     assert done.returncode == 0
-    for command in ("demo", "test", "exec", "bench", "format", "lint", "asan", "wheel", "gpu-test"):
+    for command in (
+        "demo",
+        "test",
+        "exec",
+        "torch",
+        "bench",
+        "format",
+        "lint",
+        "asan",
+        "wheel",
+        "gpu-test",
+    ):
         assert f"\n  {command}" in done.stdout
 
 
