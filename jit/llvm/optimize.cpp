@@ -37,6 +37,7 @@
 #include <llvm/Transforms/Scalar/LoopRotation.h>
 #include <llvm/Transforms/Scalar/LoopUnrollPass.h>
 #include <llvm/Transforms/Scalar/SROA.h>
+#include <llvm/Transforms/Scalar/SimpleLoopUnswitch.h>
 #include <llvm/Transforms/Scalar/SimplifyCFG.h>
 #include <llvm/Transforms/Scalar/WarnMissedTransforms.h>
 
@@ -80,6 +81,8 @@ Analyses::Analyses(llvm::Module& code, llvm::TargetMachine& machine) {
   function.registerPass([] { return llvm::ScopedNoAliasAA(); });
   function.registerPass([] { return llvm::TypeBasedAA(); });
   loop.registerPass([] { return llvm::PassInstrumentationAnalysis(); });
+  // indvars marks loops for a pass that is not run here.
+  loop.registerPass([] { return llvm::ShouldRunExtraSimpleLoopUnswitch(); });
   module.registerPass([] { return llvm::PassInstrumentationAnalysis(); });
   module.registerPass([] { return llvm::ProfileSummaryAnalysis(); });
 

@@ -150,6 +150,27 @@ TEST(LlvmCompilerTest, NothingIsContracted) {
   }
 }
 
+TEST(LlvmCompilerTest, LoopThatIsDeadOnceAConstantIsKnown) {
+  struct {
+    const double* x;
+    float* out;
+    long size, num_groups;
+  } args{};
+  const double x[] = {1.0, 3.0, 5.0, 5.0};
+  for (const auto& level : host_levels()) {
+    for (const bool twice : {true, false}) {
+      const auto image = runtime::ElfImage::load(
+          llvm().compile(request(level, {"rlk_toy_groups"}, {{"kTwice", twice}})).code);
+      float out[4] = {};
+      args = {x, out, 2, 2};
+      reinterpret_cast<void (*)(const void*)>(image.symbol("rlk_toy_groups"))(&args);
+      EXPECT_EQ(out[0], twice ? -1.0f : -0.5f) << level;
+      EXPECT_EQ(out[1], twice ? 1.0f : 0.5f) << level;
+      EXPECT_EQ(out[2], 0.0f) << level;
+    }
+  }
+}
+
 TEST(LlvmCompilerTest, Stats) {
   const auto small = llvm().compile(outer("x86-64-v4", -1, 14, 2, false)).stats;
   EXPECT_GT(small.code_bytes, 100);

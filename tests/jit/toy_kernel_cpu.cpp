@@ -52,6 +52,37 @@ float rlk_toy_table(int i) {
   return table[i & 3];
 }
 
+// A loop whose sum is not used once kTwice is known, among others of the same length: its
+// comparisons become the same in every turn, which indvars tells an analysis of its own.
+struct ToyGroups {
+  const double* x;
+  float* out;
+  long size, num_groups;
+};
+void rlk_toy_groups(const ToyGroups* args) {
+  const ToyGroups& a = *args;
+#pragma clang loop unroll(disable)
+  for (long i = 0; i < a.num_groups; ++i) {
+    const long first = i * a.size, last = first + a.size;
+    double sum = 0.0;
+    bool equal = true;
+#pragma clang loop unroll(disable)
+    for (long j = first; j < last; ++j) {
+      equal = equal && a.x[j] == a.x[first];
+      sum += a.x[j];
+    }
+    const double mean = sum / static_cast<double>(last - first);
+    double squares = 0.0;
+#pragma clang loop unroll(disable)
+    for (long j = first; j < last; ++j) squares += (a.x[j] - mean) * (a.x[j] - mean);
+    const double below = kTwice ? 1.0 : squares;
+#pragma clang loop unroll(disable)
+    for (long j = first; j < last; ++j) {
+      a.out[j] = equal ? 0.0f : static_cast<float>((a.x[j] - mean) / below);
+    }
+  }
+}
+
 // --- what must be refused ---
 
 extern const double kFloating;

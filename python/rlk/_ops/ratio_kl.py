@@ -215,12 +215,12 @@ def make_call(
     with renamed("ratio_kl", {}):
         low, high = bounds("log_ratio_clamp", log_ratio_clamp)
         _, most = bounds("kl_clamp", kl_clamp)
-    for name, good, value in (
-        ("log_ratio_clamp", low < high, log_ratio_clamp),
-        ("kl_clamp", most >= 0 and not isinstance(kl_clamp, tuple), kl_clamp),
+    for name, good, least, value in (
+        ("log_ratio_clamp", low < high, "above 0", log_ratio_clamp),
+        ("kl_clamp", most >= 0 and not isinstance(kl_clamp, tuple), "from 0 up", kl_clamp),
     ):
         if not good:
-            raise InvalidArgument(f"ratio_kl: {name}: expected a number above 0, got {text(value)}")
+            raise InvalidArgument(f"ratio_kl: {name}: expected a number {least}, got {text(value)}")
     codes = 1 + _code("kl", "kl_estimator", kl), _code("kl_gradient", "kl_gradient", kl_gradient)
     logp = (action_ids, temperature, softcap, logit_scale, attention_mask, ignore_index)
     estimator = (*codes, low, high, most)
