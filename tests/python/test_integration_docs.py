@@ -169,7 +169,28 @@ def test_verl_policy_loss(module, batch, mode, is_global):
     assert metrics["actor/ppo_kl"] == pytest.approx(kl.item(), rel=1e-5)
 
 
+def test_trl_head(module):
+    found = module("trl.trainer.utils", _ChunkedLogProbFunction=None)
+    run(block("_ChunkedLogProbFunction"))
+    torch.manual_seed(0)
+    hidden = torch.randn(B * T, D, requires_grad=True)
+    weight, bias = torch.randn(V, D, dtype=torch.float64), torch.randn(V)
+    target = torch.randint(V, (B * T,))
+    outputs = ("log_probs", "entropy")
+    got = found._ChunkedLogProbFunction.apply(
+        hidden, weight, bias, target, TEMPERATURE, 256, 3.0, 0.5, outputs
+    )
+    z = 3 * torch.tanh(0.5 * (hidden.double() @ weight.T + bias) / 3) / TEMPERATURE
+    want = torch.distributions.Categorical(logits=z)
+    same_with_gradient(got[0].sum(), want.log_prob(target).float().sum(), hidden)
+    same_with_gradient(got[1].sum(), want.entropy().float().sum(), hidden)
+    assert got[2:] == (None, None, None)
+
+
 def test_trl_log_probs(module):
+    module("trl.trainer.grpo_trainer")
+    with pytest.raises(AssertionError, match="not in this TRL"):
+        run(block("grpo_trainer.selective_log_softmax"))
     found = module("trl.trainer.grpo_trainer", selective_log_softmax=None)
     run(block("grpo_trainer.selective_log_softmax"))
     check_logprobs(found.selective_log_softmax)
@@ -186,15 +207,19 @@ def test_trl_loss(module, batch, loss_type, has_weights):
         max_completion_length = 9
         current_gradient_accumulation_steps = 3
         accelerator = SimpleNamespace(num_processes=2)
+        args = SimpleNamespace(
+            steps_per_generation=6, delta=None, use_bias_correction_kl=has_weights
+        )
+        model = SimpleNamespace(training=True)
 
         def __init__(self) -> None:
             self.loss_type = loss_type
-            self._metrics: Any = {"train": defaultdict(list)}
+            self._metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
 
         def _get_per_token_logps_and_entropies(self, model, ids, attention_mask, keep):
             assert ids.shape == attention_mask.shape == (B, 3 + T)
             assert keep == T
-            return batch.logp, None
+            return batch.logp, None, None
 
     module("trl", GRPOTrainer=GRPOTrainer)
     trainer = run(block("_compute_loss"))["Trainer"]()
@@ -215,13 +240,14 @@ def test_trl_loss(module, batch, loss_type, has_weights):
     if has_weights:
         loss = loss * batch.weights
     away = batch.ref - batch.logp
-    loss = (loss + 0.2 * (away.exp() - away - 1)) * batch.mask
+    ratio = (batch.logp - batch.old).exp() if has_weights else 1
+    loss = (loss + 0.2 * (away.exp() - away - 1) * ratio) * batch.mask
     active = batch.mask.sum()
     want = {
         "grpo": (loss.sum(1) / batch.mask.sum(1)).mean() / 3,
         "bnpo": loss.sum() / active / 3,
         "dr_grpo": loss.sum() / (B * 9) / 3,
-        "dapo": loss.sum() / (50 / 2),
+        "dapo": loss.sum() / (50 / 2 * 3 / 6),
     }[loss_type]
     same_with_gradient(got, want, batch.logp)
     (ratio,) = trainer._metrics["train"]["clip_ratio/region_mean"]
