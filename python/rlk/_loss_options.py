@@ -73,6 +73,7 @@ ELSEWHERE = {
     "epsilon": "eps_clip_low and eps_clip_high",
     "epsilon_high": "eps_clip_high",
     "clip_eps": "eps_clip_low and eps_clip_high",
+    "eps_clip": "eps_clip_low and eps_clip_high",
     "beta": "kl_coef",
     "loss_type": "loss_reduction",
     "num_generations": "samples_per_prompt",
