@@ -52,6 +52,7 @@ NEEDS_GLOBAL = {
 }
 OVERFLOW_LOG = 88.72283  # e^x leaves fp32 above
 NAMES = tuple(f.name for f in fields(Rules) if f.name not in OF_SYSTEM)
+VERL_WORDS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}  # verl's second names of estimators
 #: What other systems call an option: docs/ppo_loss.md has them by system.
 ELSEWHERE = {
     "clip_ratio": "eps_clip_low and eps_clip_high",
@@ -205,7 +206,9 @@ def _switched_off(chosen: dict[str, Any]) -> list[str]:
 
 def _word(name: str, value: Any) -> None:
     if not isinstance(value, str) or value not in WORDS[name]:
-        fail(name, ", ".join(WORDS[name]), text(value))
+        here = VERL_WORDS.get(value) if isinstance(value, str) else None
+        hint = f", which is {here!r} here" if here in WORDS[name] else ""
+        fail(name, ", ".join(WORDS[name]), text(value) + hint)
 
 
 def _reductions(

@@ -45,6 +45,12 @@ def test_unknown_words(name, value):
     refused(expected, **{**switch, name: value})
 
 
+@pytest.mark.parametrize(("word", "here"), [("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3")])
+def test_estimators_of_verl_are_told_their_name(word, here):
+    _, switch = LIVE["kl_estimator"]
+    refused(f"got '{word}', which is '{here}' here$", **{**switch, "kl_estimator": word})
+
+
 def test_unknown_options():
     """RLinf 316: nothing is swallowed."""
     b = batch()
