@@ -54,9 +54,11 @@ class Importer {
 
   void store() {
     std::size_t index = 0;
-    const std::string changed = "it has changed while it was read";
+    constexpr std::string_view changed = "it has changed while it was read";
     const PackRead read = read_file(files_, pack_.path, [&](const PackMember& member) {
-      if (index >= seen_.size() || member.sha256_so_far != seen_[index]) return changed;
+      if (index >= seen_.size() || member.sha256_so_far != seen_[index]) {
+        return std::string(changed);
+      }
       ++index;
       store(member);
       return std::string();

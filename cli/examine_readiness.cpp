@@ -25,7 +25,7 @@ std::vector<std::string> folders_of(const jit::Layers& layers) {
 
 std::string first_of(const std::vector<std::string>& names) {
   const std::span first(names.data(), std::min(names.size(), k_most_named));
-  const std::string text = fmt::format("{}", fmt::join(first, ", "));
+  std::string text = fmt::format("{}", fmt::join(first, ", "));
   if (first.size() == names.size()) return text;
   return fmt::format("{} and {} more", text, names.size() - first.size());
 }

@@ -88,8 +88,8 @@ void call(Compile compile, const CompileRequest& request, rlk_llvm_output output
 
 }  // namespace
 
-LlvmCompiler::LlvmCompiler(std::filesystem::path folder)
-    : library_(std::move(folder) / "librlk_llvm.so") {}
+LlvmCompiler::LlvmCompiler(const std::filesystem::path& folder)
+    : library_(folder / "librlk_llvm.so") {}
 
 LlvmCompiler::~LlvmCompiler() = default;
 

@@ -12,7 +12,7 @@ namespace rlk::jit {
 class LlvmCompiler final : public Compiler {
  public:
   // The folder that holds librlk_llvm.so. Touches nothing yet.
-  explicit LlvmCompiler(std::filesystem::path folder);
+  explicit LlvmCompiler(const std::filesystem::path& folder);
   ~LlvmCompiler() override;
 
   std::string identity() const override;

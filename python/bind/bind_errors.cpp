@@ -23,6 +23,8 @@ std::string shown(py::handle object) {
 }
 
 void bind_errors(py::module_& module) {
+  // pybind11 takes a function of this signature alone.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param)
   py::register_local_exception_translator([](std::exception_ptr pending) {
     try {
       if (pending) std::rethrow_exception(pending);
