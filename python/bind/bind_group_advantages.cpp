@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // group_advantages: from Python arguments to a GroupAdvantagesCall, and its result back.
-#include "jit/dispatcher.hpp"
 #include "python/bind/call_stream.hpp"
 #include "python/bind/module.hpp"
-#include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
 #include "templates/group_advantages/op.hpp"
 
@@ -59,9 +57,7 @@ py::tuple explain(py::handle rewards, py::handle boundaries, std::int64_t group_
                   std::int64_t group_of_one) {
   Bound bound = bind(rewards, boundaries, group_size, normalize, eps_is_max, ddof, eps,
                      group_of_one, py::none());
-  jit::Explanation found;
-  without_gil([&] { found = jit::Dispatcher::instance().explain(bound.call); });
-  return py::make_tuple(found.kernel, found.key, found.variant, found.source, found.reason);
+  return explain_call(bound.call);
 }
 
 }  // namespace

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_logp: from Python arguments to a LinearLogpCall, and its results back.
-#include "jit/dispatcher.hpp"
 #include "python/bind/call_stream.hpp"
 #include "python/bind/logp_arguments.hpp"
 #include "python/bind/module.hpp"
-#include "python/bind/without_gil.hpp"
 #include "templates/linear_logp/op.hpp"
 
 #include <pybind11/pybind11.h>
@@ -140,9 +138,7 @@ py::tuple explain(py::handle hidden, py::handle weight, py::handle target, py::h
     if (return_entropy) call.grad_entropy = per_row;
     if (return_lse) call.grad_lse = per_row;
   }
-  jit::Explanation found;
-  without_gil([&] { found = jit::Dispatcher::instance().explain(call); });
-  return py::make_tuple(found.kernel, found.key, found.variant, found.source, found.reason);
+  return explain_call(call);
 }
 
 }  // namespace

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // logp: from Python arguments to a LogpCall, and its results back.
-#include "jit/dispatcher.hpp"
 #include "python/bind/call_stream.hpp"
 #include "python/bind/logp_arguments.hpp"
 #include "python/bind/module.hpp"
-#include "python/bind/without_gil.hpp"
 #include "templates/logp/op.hpp"
 
 #include <pybind11/pybind11.h>
@@ -135,9 +133,7 @@ py::tuple explain(py::handle logits, py::handle target, py::handle temperature, 
     call.grad_output = per_row;
     if (return_entropy) call.grad_entropy = per_row;
   }
-  jit::Explanation found;
-  without_gil([&] { found = jit::Dispatcher::instance().explain(call); });
-  return py::make_tuple(found.kernel, found.key, found.variant, found.source, found.reason);
+  return explain_call(call);
 }
 
 }  // namespace

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ppo_loss: from Python arguments to a PpoLossCall, and its results back.
-#include "jit/dispatcher.hpp"
 #include "python/bind/call_stream.hpp"
 #include "python/bind/module.hpp"
-#include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
 #include "templates/ppo_loss/op.hpp"
 
@@ -153,9 +151,7 @@ py::object backward(py::handle upstream, py::handle saved, py::handle like) {
 
 py::tuple explain(const py::dict& tensors, const LossOptions& options) {
   Arguments bound = bind_forward(tensors, options, py::none());
-  jit::Explanation found;
-  without_gil([&] { found = jit::Dispatcher::instance().explain(bound.call); });
-  return py::make_tuple(found.kernel, found.key, found.variant, found.source, found.reason);
+  return explain_call(bound.call);
 }
 
 }  // namespace

@@ -77,4 +77,10 @@ void run_call(jit::OpCall& call, const Framework& framework, std::span<const Out
   }
 }
 
+py::tuple explain_call(const jit::OpCall& call) {
+  jit::Explanation found;
+  without_gil([&] { found = jit::Dispatcher::instance().explain(call); });
+  return py::make_tuple(found.kernel, found.key, found.variant, found.source, found.reason);
+}
+
 }  // namespace rlk::bind

@@ -24,4 +24,7 @@ TensorArgument bind_argument(py::handle object, const char* argument, const jit:
 // Runs the call without the GIL; its results are `outputs`.
 void run_call(jit::OpCall& call, const Framework& framework, std::span<const Output> outputs);
 
+// The fields of the call's jit::Explanation, in order.
+py::tuple explain_call(const jit::OpCall& call);
+
 }  // namespace rlk::bind

@@ -141,7 +141,7 @@ def _resolve(
     given = Given(max_seq_len, samples_per_prompt, has_boundaries, has_weights)
     own = dict(zip(NAMES, overrides, strict=True))
     chosen = {name: getattr(base, name) if own[name] is None else own[name] for name in NAMES}
-    _word("policy_loss", chosen["policy_loss"])
+    code("policy_loss", chosen["policy_loss"])
     for name in ("use_dual_clip", "use_tis"):
         if not isinstance(chosen[name], bool):
             fail(name, "True or False", text(chosen[name]))
@@ -151,7 +151,7 @@ def _resolve(
     for name in _switched_off(chosen):
         own[name], chosen[name] = None, getattr(base, name)
     for name in WORDS:
-        _word(name, chosen[name])
+        code(name, chosen[name])
     if own["kl_output_clamp"] is None and chosen["kl_estimator"] not in base.kl_output_clamp_of:
         chosen["kl_output_clamp"] = inf
     if own["tis_imp_ratio_cap"] is None:
@@ -204,11 +204,13 @@ def _switched_off(chosen: dict[str, Any]) -> list[str]:
     return [name for name, is_off in off.items() if is_off]
 
 
-def _word(name: str, value: Any) -> None:
+def code(name: str, value: Any) -> int:
+    """Of an option's word."""
     if not isinstance(value, str) or value not in WORDS[name]:
         here = VERL_WORDS.get(value) if isinstance(value, str) else None
         hint = f", which is {here!r} here" if here in WORDS[name] else ""
         fail(name, ", ".join(WORDS[name]), text(value) + hint)
+    return WORDS[name].index(value)
 
 
 def _reductions(

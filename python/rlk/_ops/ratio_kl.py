@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._loss_options import WORDS, bounds
+from rlk._loss_options import bounds, code
 from rlk._ops.common import Explanation, Tensor, needs_autograd
 from rlk._ops.logp import LogpOptions, explain_logp_of
 from rlk._ops.ppo_loss import Bounds
@@ -185,13 +185,6 @@ def expect_alike(op: str, policy_logits: Tensor, ref_logits: Tensor) -> None:
         )
 
 
-def _code(name: str, words: str, value: Any) -> int:
-    if isinstance(value, str) and value in WORDS[words]:
-        return WORDS[words].index(value)
-    expected = ", ".join(WORDS[words])
-    raise InvalidArgument(f"ratio_kl: {name}: expected {expected}, got {text(value)}")
-
-
 def make_call(
     policy_logits: Tensor,
     ref_logits: Tensor | None,
@@ -221,7 +214,8 @@ def make_call(
     ):
         if not good:
             raise InvalidArgument(f"ratio_kl: {name}: expected a number {least}, got {text(value)}")
-    codes = 1 + _code("kl", "kl_estimator", kl), _code("kl_gradient", "kl_gradient", kl_gradient)
+    with renamed("ratio_kl", {"kl_estimator": "kl"}):
+        codes = 1 + code("kl_estimator", kl), code("kl_gradient", kl_gradient)
     logp = (action_ids, temperature, softcap, logit_scale, attention_mask, ignore_index)
     estimator = (*codes, low, high, most)
     return Call(policy_logits, ref_logits, ref_logps, old_logps, logp, estimator)

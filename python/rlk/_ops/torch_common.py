@@ -29,6 +29,19 @@ class Gradients(torch.autograd.Function):
         )
 
 
+def once(op: str, compute: Callable[[], Any], *inputs: Any) -> Any:
+    """compute(), gradients of these inputs, a second derivative of which is an error."""
+    return Gradients.apply(op, compute, *inputs) if torch.is_grad_enabled() else compute()
+
+
+def expect_tensor(op: str, name: str, operand: Any) -> None:
+    if not isinstance(operand, torch.Tensor):
+        raise InvalidArgument(
+            f"{op}: {name}: expected a torch tensor where another argument is one that needs a "
+            f"gradient, got {type(operand).__name__}"
+        )
+
+
 def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
     level = getattr(torch.autograd.forward_ad, "_current_level", -1)
     return torch.autograd.forward_ad.unpack_dual(tensor).tangent if level >= 0 else None
@@ -55,3 +68,19 @@ def refuse_options(op: str, temperature: Any, softcap: Any, logit_scale: Any) ->
             raise InvalidArgument(
                 f"{op}: {name}: expected a {what} that needs no gradient, got one that does"
             )
+
+
+def save(ctx: Any, policy_logits: Any, logp: tuple[Any, ...], saved: tuple[Any, ...]) -> None:
+    # Options are saved for their check alone: it refuses a backward after an in-place change.
+    tensors = [option for option in logp if isinstance(option, torch.Tensor)]
+    ctx.save_for_backward(policy_logits, *saved, *tensors)
+    ctx.logp = logp
+
+
+def apply(function: Any, op: str, call: Any, stream: int | None) -> Any:
+    """The autograd function of an op of policy_logits."""
+    expect_tensor(op, "policy_logits", call.policy_logits)
+    _, temperature, softcap, logit_scale, *_ = call.logp
+    refuse_tangents(op, policy_logits=call.policy_logits)
+    refuse_options(op, temperature, softcap, logit_scale)
+    return function.apply(call.policy_logits, call, stream)

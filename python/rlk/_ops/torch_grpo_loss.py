@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rlk._ops.grpo_loss import Call, GrpoLoss, Saved, forward, gradient, result, scaled
-from rlk._ops.torch_ratio_kl import apply, once, save
+from rlk._ops.torch_common import apply, once, save
 
 
 class _GrpoLoss(torch.autograd.Function):

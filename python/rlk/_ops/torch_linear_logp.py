@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from rlk import _core
-from rlk._ops.torch_common import Gradients, refuse_options, refuse_tangents
-from rlk.errors import InvalidArgument
+from rlk._ops.torch_common import expect_tensor, once, refuse_options, refuse_tangents
 
 
 class _LinearLogp(torch.autograd.Function):
@@ -83,11 +82,8 @@ class _LinearLogp(torch.autograd.Function):
                 needs_bias,
             )
 
-        if torch.is_grad_enabled():  # create_graph
-            upstream = (grad_output, grad_entropy, grad_lse)
-            grads = Gradients.apply("linear_logp", compute, *upstream, hidden, weight, bias)
-        else:
-            grads = compute()
+        upstream = (grad_output, grad_entropy, grad_lse)
+        grads = once("linear_logp", compute, *upstream, hidden, weight, bias)
         grad_hidden, grad_weight, grad_bias = grads
         return grad_hidden, grad_weight, None, grad_bias, *[None] * 8
 
@@ -108,11 +104,8 @@ def linear_logp(
 ) -> Any:
     """(log_prob, entropy, lse), None where not asked for."""
     for name, operand in (("hidden", hidden), ("weight", weight), ("bias", bias)):
-        if operand is not None and not isinstance(operand, torch.Tensor):
-            raise InvalidArgument(
-                f"linear_logp: {name}: expected a torch tensor where another argument is one that "
-                f"needs a gradient, got {type(operand).__name__}"
-            )
+        if operand is not None:
+            expect_tensor("linear_logp", name, operand)
     refuse_tangents("linear_logp", hidden=hidden, weight=weight, bias=bias)
     refuse_options("linear_logp", temperature, softcap, logit_scale)
     return _LinearLogp.apply(

@@ -9,7 +9,7 @@ import torch
 
 from rlk import _core
 from rlk._ops.logp import LogpOptions
-from rlk._ops.torch_common import Gradients, refuse_options, refuse_tangents
+from rlk._ops.torch_common import expect_tensor, once, refuse_options, refuse_tangents
 from rlk.errors import InvalidArgument, Unsupported
 
 
@@ -46,15 +46,12 @@ class _Logp(torch.autograd.Function):
             inputs: Any = (*upstream, logits, *ctx.options, None, *saved, ctx.in_place, None, None)
             return _core.logp_backward(*inputs)
 
-        if torch.is_grad_enabled():  # create_graph
-            if ctx.in_place:
-                raise Unsupported(
-                    "logp: inplace_backward: expected a backward without create_graph=True, which "
-                    "needs the logits again"
-                )
-            grad = Gradients.apply("logp", compute, *upstream, logits)
-        else:
-            grad = compute()
+        if ctx.in_place and torch.is_grad_enabled():
+            raise Unsupported(
+                "logp: inplace_backward: expected a backward without create_graph=True, which "
+                "needs the logits again"
+            )
+        grad = once("logp", compute, *upstream, logits)
         if ctx.in_place:
             # Whoever saved the logits is told that they are gone: torch raises there.
             torch.autograd.graph.increment_version(logits)
@@ -71,11 +68,7 @@ def logp(
     in_place: bool,
 ) -> Any:
     """(log_prob, entropy, lse), None where not asked for."""
-    if not isinstance(logits, torch.Tensor):
-        raise InvalidArgument(
-            "logp: logits: expected a torch tensor where another argument is one that needs a "
-            f"gradient, got {type(logits).__name__}"
-        )
+    expect_tensor("logp", "logits", logits)
     _, temperature, softcap, logit_scale, *_ = options
     refuse_tangents("logp", logits=logits)
     refuse_options("logp", temperature, softcap, logit_scale)

@@ -10,34 +10,23 @@ import torch
 from rlk import _core
 from rlk._metrics import make_metrics
 from rlk._ops.ppo_loss import Call, PpoLoss, forward
-from rlk._ops.torch_common import refuse_tangents
-from rlk.errors import Unsupported
+from rlk._ops.torch_common import once, refuse_tangents
 
 
 def apply(function: Any, *inputs: Any) -> Any:
     return function.apply(*inputs)
 
 
-class _Scaled(torch.autograd.Function):
-    """upstream * saved, as a function of the upstream, so that a second derivative is an error."""
-
-    @staticmethod
-    def forward(ctx: Any, upstream: Any, saved: Any, like: Any) -> Any:
-        return _core.ppo_loss_backward(upstream, saved, like)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        raise Unsupported(
-            "ppo_loss: backward: expected one derivative, got a second (create_graph=True)"
-        )
-
-
 def _scaled(upstream: Any, saved: Any, dtype: Any) -> Any:
     """upstream * saved, in dtype."""
-    if torch.is_grad_enabled():  # create_graph: the gradient must not look like a constant
-        return apply(_Scaled, upstream, saved, saved.new_empty(0, dtype=dtype).requires_grad_())
     like = saved if dtype == saved.dtype else saved.new_empty(0, dtype=dtype)
-    return _core.ppo_loss_backward(upstream, saved, like)
+
+    def compute() -> Any:
+        return _core.ppo_loss_backward(upstream, saved, like)
+
+    # With create_graph the gradient must not look like a constant, even if the upstream is one.
+    asking = saved.new_empty(0).requires_grad_() if torch.is_grad_enabled() else None
+    return once("ppo_loss", compute, upstream, asking)
 
 
 class _PpoLoss(torch.autograd.Function):

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from rlk._ops.ratio_kl import Call, RatioKl, Saved, forward, gradient
-from rlk._ops.torch_common import Gradients, refuse_options, refuse_tangents
-from rlk.errors import InvalidArgument
+from rlk._ops.torch_common import apply, once, save
 
 
 class _RatioKl(torch.autograd.Function):
@@ -33,31 +32,6 @@ class _RatioKl(torch.autograd.Function):
 
         upstream = (grad_ratio, grad_kl)
         return once("ratio_kl", compute, *upstream, policy_logits), None, None
-
-
-def save(ctx: Any, policy_logits: Any, logp: tuple[Any, ...], saved: tuple[Any, ...]) -> None:
-    # Options are saved for their check alone: it refuses a backward after an in-place change.
-    tensors = [option for option in logp if isinstance(option, torch.Tensor)]
-    ctx.save_for_backward(policy_logits, *saved, *tensors)
-    ctx.logp = logp
-
-
-def once(op: str, compute: Any, *inputs: Any) -> Any:
-    """compute(), a second derivative of which is an error."""
-    return Gradients.apply(op, compute, *inputs) if torch.is_grad_enabled() else compute()
-
-
-def apply(function: Any, op: str, call: Any, stream: int | None) -> Any:
-    policy_logits = call.policy_logits
-    if not isinstance(policy_logits, torch.Tensor):
-        raise InvalidArgument(
-            f"{op}: policy_logits: expected a torch tensor where another argument is one that "
-            f"needs a gradient, got {type(policy_logits).__name__}"
-        )
-    _, temperature, softcap, logit_scale, *_ = call.logp
-    refuse_tangents(op, policy_logits=policy_logits)
-    refuse_options(op, temperature, softcap, logit_scale)
-    return function.apply(policy_logits, call, stream)
 
 
 def ratio_kl(call: Call, stream: int | None) -> RatioKl:
