@@ -80,40 +80,18 @@ def linear_logp(
     With M = max z, S = sum exp(z - M) and T = sum exp(z - M) (z - M) over the vocabulary, log p =
     (z_t - M) - log S, the entropy is log S - T / S, and lse = M + log S.
     """
+    options = (temperature, softcap, logit_scale, mask, ignore_index)
     if needs_autograd(hidden, weight, bias, temperature, softcap, logit_scale):
         from rlk._ops import torch_linear_logp
 
         log_prob, entropy, lse = torch_linear_logp.linear_logp(
-            hidden,
-            weight,
-            target,
-            bias,
-            temperature,
-            softcap,
-            logit_scale,
-            mask,
-            ignore_index,
-            stream,
-            return_entropy,
-            return_lse,
+            hidden, weight, target, bias, options, stream, return_entropy, return_lse
         )
         if return_entropy or return_lse:
             return LinearLogpResult(log_prob, entropy, lse)
         return log_prob
     result = _core.linear_logp_forward(
-        hidden,
-        weight,
-        target,
-        bias,
-        temperature,
-        softcap,
-        logit_scale,
-        mask,
-        ignore_index,
-        stream,
-        return_entropy,
-        return_lse,
-        False,
+        hidden, weight, target, bias, *options, stream, return_entropy, return_lse, False
     )
     return LinearLogpResult(*result[:3]) if return_entropy or return_lse else result
 

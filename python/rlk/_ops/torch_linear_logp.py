@@ -10,6 +10,9 @@ import torch
 from rlk import _core
 from rlk._ops.torch_common import expect_tensor, once, refuse_options, refuse_tangents
 
+# temperature, softcap, logit_scale, mask, ignore_index
+Options = tuple[Any, Any, Any, Any, Any]
+
 
 class _LinearLogp(torch.autograd.Function):
     @staticmethod
@@ -19,11 +22,7 @@ class _LinearLogp(torch.autograd.Function):
         weight: Any,
         target: Any,
         bias: Any,
-        temperature: Any,
-        softcap: Any,
-        logit_scale: Any,
-        mask: Any,
-        ignore_index: Any,
+        options: Options,
         stream: Any,
         return_entropy: bool,
         return_lse: bool,
@@ -33,21 +32,16 @@ class _LinearLogp(torch.autograd.Function):
             weight,
             target,
             bias,
-            temperature,
-            softcap,
-            logit_scale,
-            mask,
-            ignore_index,
+            *options,
             stream,
             return_entropy,
             return_lse,
             True,
         )
         # Saved for their check alone: it refuses a backward after an in-place change.
-        others = (target, temperature, mask)
-        tensors = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
+        tensors = [option for option in (target, *options) if isinstance(option, torch.Tensor)]
         ctx.save_for_backward(hidden, weight, bias, row_max, row_log_sum, entropy, *tensors)
-        ctx.others = (target, temperature, softcap, logit_scale, mask, ignore_index)
+        ctx.target, ctx.options = target, options
         ctx.set_materialize_grads(False)  # an output that the loss has not stays without a gradient
         return log_prob, entropy, lse
 
@@ -56,7 +50,7 @@ class _LinearLogp(torch.autograd.Function):
         if grad_output is None and grad_entropy is None and grad_lse is None:
             return (None,) * len(ctx.needs_input_grad)
         hidden, weight, bias, row_max, row_log_sum, entropy, *_ = ctx.saved_tensors
-        target, temperature, softcap, logit_scale, mask, ignore_index = ctx.others
+        options: Options = ctx.options
         needs_hidden, needs_weight, _, needs_bias, *_ = ctx.needs_input_grad
 
         def compute() -> Any:
@@ -66,13 +60,9 @@ class _LinearLogp(torch.autograd.Function):
                 grad_lse,
                 hidden,
                 weight,
-                target,
+                ctx.target,
                 bias,
-                temperature,
-                softcap,
-                logit_scale,
-                mask,
-                ignore_index,
+                *options,
                 None,
                 row_max,
                 row_log_sum,
@@ -85,7 +75,7 @@ class _LinearLogp(torch.autograd.Function):
         upstream = (grad_output, grad_entropy, grad_lse)
         grads = once("linear_logp", compute, *upstream, hidden, weight, bias)
         grad_hidden, grad_weight, grad_bias = grads
-        return grad_hidden, grad_weight, None, grad_bias, *[None] * 8
+        return grad_hidden, grad_weight, None, grad_bias, *[None] * 4
 
 
 def linear_logp(
@@ -93,11 +83,7 @@ def linear_logp(
     weight: Any,
     target: Any,
     bias: Any,
-    temperature: Any,
-    softcap: Any,
-    logit_scale: Any,
-    mask: Any,
-    ignore_index: Any,
+    options: Options,
     stream: Any,
     return_entropy: bool,
     return_lse: bool,
@@ -107,17 +93,13 @@ def linear_logp(
         if operand is not None:
             expect_tensor("linear_logp", name, operand)
     refuse_tangents("linear_logp", hidden=hidden, weight=weight, bias=bias)
-    refuse_options("linear_logp", temperature, softcap, logit_scale)
+    refuse_options("linear_logp", *options[:3])
     return _LinearLogp.apply(
         hidden,
         weight,
         target,
         bias,
-        temperature,
-        softcap,
-        logit_scale,
-        mask,
-        ignore_index,
+        options,
         stream,
         return_entropy,
         return_lse,
