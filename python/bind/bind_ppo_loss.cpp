@@ -75,38 +75,36 @@ void bind_count(Arguments& into, py::handle object, const char* argument, Global
   }
 }
 
-// Tensors by name; see PpoLossCall.
-Arguments bind_forward(const py::dict& tensors, const LossOptions& options, py::handle stream) {
-  const auto get = [&](const char* name) {
-    PyObject* found = PyDict_GetItemString(tensors.ptr(), name);
-    return py::handle(found == nullptr ? Py_None : found);
-  };
+// Tensors in the order of Call in rlk/_ops/ppo_loss.py.
+Arguments bind_forward(const py::tuple& tensors, const LossOptions& options, py::handle stream) {
+  Py_ssize_t next = 0;
+  const auto take = [&] { return py::handle(PyTuple_GetItem(tensors.ptr(), next++)); };
   Arguments bound;
   PpoLossCall& call = bound.call;
-  bound.begin(get("log_probs"), "ppo_loss: log_probs", "log_probs", stream, call.log_probs);
+  bound.begin(take(), "ppo_loss: log_probs", "log_probs", stream, call.log_probs);
   call.choices = options.choices;
   call.values = options.values;
   call.reduction = options.reduction;
   call.kl_reduction = options.kl_reduction;
   call.length = options.length;
   call.group_size = options.group_size;
-  bound.bind(get("old_log_probs"), "ppo_loss: old_log_probs", call.old_log_probs);
-  bound.bind(get("advantages"), "ppo_loss: advantages", call.advantages);
-  bound.bind(get("loss_mask"), "ppo_loss: loss_mask", call.mask);
-  bound.bind(get("rollout_logprobs"), "ppo_loss: rollout_logprobs", call.rollout_log_probs);
-  bound.bind(get("ref_log_probs"), "ppo_loss: ref_log_probs", call.ref_log_probs);
-  bound.bind(get("entropy"), "ppo_loss: entropy", call.entropy);
-  bound.bind(get("loss_weights"), "ppo_loss: loss_weights", call.weights);
-  bound.bind(get("cu_seqlens"), "ppo_loss: cu_seqlens", call.cu_seqlens);
-  bound.bind(get("group_boundaries"), "ppo_loss: group_boundaries", call.group_starts);
-  bind_count(bound, get("global_tokens"), "ppo_loss: global_tokens", call.global_tokens);
-  bind_count(bound, get("global_sequences"), "ppo_loss: global_sequences", call.global_sequences);
-  bind_count(bound, get("global_groups"), "ppo_loss: global_groups", call.global_groups);
+  bound.bind(take(), "ppo_loss: old_log_probs", call.old_log_probs);
+  bound.bind(take(), "ppo_loss: advantages", call.advantages);
+  bound.bind(take(), "ppo_loss: loss_mask", call.mask);
+  bound.bind(take(), "ppo_loss: rollout_logprobs", call.rollout_log_probs);
+  bound.bind(take(), "ppo_loss: ref_log_probs", call.ref_log_probs);
+  bound.bind(take(), "ppo_loss: entropy", call.entropy);
+  bound.bind(take(), "ppo_loss: loss_weights", call.weights);
+  bound.bind(take(), "ppo_loss: cu_seqlens", call.cu_seqlens);
+  bound.bind(take(), "ppo_loss: group_boundaries", call.group_starts);
+  bind_count(bound, take(), "ppo_loss: global_tokens", call.global_tokens);
+  bind_count(bound, take(), "ppo_loss: global_sequences", call.global_sequences);
+  bind_count(bound, take(), "ppo_loss: global_groups", call.global_groups);
   return bound;
 }
 
 // (loss, counts, figures, exact, grad, grad_entropy); the last two None where not asked for.
-py::tuple forward(const py::dict& tensors, const LossOptions& options, py::handle stream,
+py::tuple forward(const py::tuple& tensors, const LossOptions& options, py::handle stream,
                   bool needs_grad, bool needs_entropy) {
   Arguments bound = bind_forward(tensors, options, stream);
   PpoLossCall& call = bound.call;
@@ -140,7 +138,7 @@ py::object backward(py::handle upstream, py::handle saved, py::handle like) {
   bound.begin(saved, "ppo_loss: saved", "saved", py::none(), call.saved);
   bound.bind(upstream, "ppo_loss: grad_output", call.upstream);
   Tensor origin;
-  bound.bind(like, "ppo_loss: log_probs", origin);
+  if (!like.is(saved)) bound.bind(like, "ppo_loss: log_probs", origin);
   call.gradient.dtype = is_storage(origin.dtype) ? origin.dtype : DType::f32;
   templates::ppo_loss_op.check(call);
   const Output gradient = bound.make(call.gradient.dtype, call.saved.dims());
@@ -149,7 +147,7 @@ py::object backward(py::handle upstream, py::handle saved, py::handle like) {
   return gradient.object;
 }
 
-py::tuple explain(const py::dict& tensors, const LossOptions& options) {
+py::tuple explain(const py::tuple& tensors, const LossOptions& options) {
   Arguments bound = bind_forward(tensors, options, py::none());
   return explain_call(bound.call);
 }

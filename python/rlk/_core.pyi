@@ -133,7 +133,7 @@ class LossOptions:
     ) -> None: ...
 
 def ppo_loss_forward(
-    tensors: dict[str, Any],
+    call: tuple[Any, ...],
     options: LossOptions,
     stream: int | None,
     needs_grad: bool,
@@ -141,7 +141,7 @@ def ppo_loss_forward(
 ) -> tuple[Any, Any, Any, Any, Any, Any]: ...
 def ppo_loss_backward(upstream: Any, saved: Any, like: Any) -> Any: ...
 def ppo_loss_explain(
-    tensors: dict[str, Any], options: LossOptions
+    call: tuple[Any, ...], options: LossOptions
 ) -> tuple[str, str, str, str, str]: ...
 def group_advantages(
     rewards: Any,

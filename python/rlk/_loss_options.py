@@ -118,28 +118,36 @@ def no_option(op: str, name: str, here: str | None) -> TypeError:
     return TypeError(f"{op}: {name}: expected an option that exists; {hint}")
 
 
-def resolve(*arguments: Any) -> Resolved:
-    """`_resolve`, once for equal arguments. Raises rlk.InvalidArgument."""
+def resolve(has_boundaries: bool, has_weights: bool, options: dict[str, Any]) -> Resolved:
+    """`_resolve`, once for equal arguments. Raises rlk.InvalidArgument, TypeError."""
+    # By type too: True is no number where 1 is one, though they are equal.
+    pairs: tuple[tuple[type, ...], ...] = ()
+    for value in options.values():
+        if isinstance(value, tuple):
+            pairs = (*pairs, (*map(type, value),))
     try:
-        # By type too: True is no number where 1 is one, though they are equal.
-        pairs = tuple([(*map(type, x),) for x in arguments if isinstance(x, tuple)])
-        return _kept(pairs, *arguments)
+        return _kept(pairs, has_boundaries, has_weights, **options)
     except TypeError:  # unhashable: wrong, or the value of an option that is off
-        return _resolve(*arguments)
+        pass
+    return _resolve(has_boundaries, has_weights, **options)
 
 
 def _resolve(
-    dialect: str,
-    max_seq_len: float | None,
-    samples_per_prompt: int | None,
     has_boundaries: bool,
     has_weights: bool,
-    *overrides: Any,
+    /,
+    dialect: str = "rlk",
+    max_seq_len: float | None = None,
+    samples_per_prompt: int | None = None,
+    **overrides: Any,
 ) -> Resolved:
-    """`overrides` in the order of NAMES, None: the dialect's."""
+    """`overrides` by the names of Rules; None: the dialect's."""
+    for name in overrides:
+        if name not in NAMES:
+            raise no_option("ppo_loss", name, ELSEWHERE.get(name))
     base = rules(dialect)
     given = Given(max_seq_len, samples_per_prompt, has_boundaries, has_weights)
-    own = dict(zip(NAMES, overrides, strict=True))
+    own: dict[str, Any] = {**dict.fromkeys(NAMES), **overrides}
     chosen = {name: getattr(base, name) if own[name] is None else own[name] for name in NAMES}
     code("policy_loss", chosen["policy_loss"])
     for name in ("use_dual_clip", "use_tis"):
@@ -169,8 +177,10 @@ def _resolve(
 
 
 @lru_cache(maxsize=256, typed=True)
-def _kept(pairs: tuple[tuple[type, ...], ...], *arguments: Any) -> Resolved:
-    return _resolve(*arguments)
+def _kept(
+    pairs: tuple[tuple[type, ...], ...], has_boundaries: bool, has_weights: bool, /, **options: Any
+) -> Resolved:
+    return _resolve(has_boundaries, has_weights, **options)
 
 
 def _caps(own: dict[str, Any], chosen: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import rlk
 from rlk._loss_options import ELSEWHERE
-from rlk._ops.ppo_loss import make_call
+from rlk._ops.ppo_loss import OPTIONS
 from rlk.losses import Rules
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -86,7 +86,7 @@ def test_the_table_has_every_rule_and_its_default():
     for field in dataclasses.fields(Rules):
         if field.name not in of_system:
             assert re.split("[;:,]", defaults[field.name])[0].strip("`") == str(field.default)
-    assert set(defaults) <= set(make_call.__kwdefaults__)
+    assert set(defaults) <= OPTIONS
 
 
 def test_the_table_has_the_names_that_errors_explain():

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlk import _core
 from rlk._loss_options import ELSEWHERE, no_option
-from rlk._metrics import figure
+from rlk._metrics import make_metrics
 from rlk._ops import ppo_loss
 from rlk._ops.common import Explanation, Tensor, needs_autograd
 from rlk._ops.group_advantages import group_advantages, host_boundaries
@@ -33,11 +33,7 @@ NAMES = {
 REF_NAMES = {**NAMES, "logits": "ref_logits"}
 CLIPS = ("eps_clip_low", "eps_clip_high")  # what clip_eps stands for where they are not given
 # Options of ppo_loss, but for those that are made here.
-OPTIONS = frozenset(ppo_loss.make_call.__kwdefaults__ or ()) - {
-    "kl_coef",
-    "ref_log_probs",
-    "entropy",
-}
+OPTIONS = ppo_loss.OPTIONS - {"kl_coef", "ref_log_probs", "entropy"}
 
 
 class GrpoLoss(NamedTuple):
@@ -147,8 +143,8 @@ def grpo_loss(
         from rlk._ops import torch_grpo_loss
 
         return torch_grpo_loss.grpo_loss(call, stream)
-    loss, figures, _ = forward(call, stream, False)
-    return result(loss, figures)
+    loss, written, _ = forward(call, stream, False)
+    return result(loss, written)
 
 
 def grpo_loss_backward(
@@ -272,18 +268,15 @@ def make_call(
     # Of the reference only its absence is told here.
     names = {**NAMES, "ref_log_probs": "ref_logits or ref_logps"}
     with renamed("grpo_loss", {**names, **dict.fromkeys(clips, "clip_eps")}):
-        loss = ppo_loss.make_call(
-            None,
-            old_logps,
-            None,
-            dialect=dialect,
-            kl_coef=beta,
-            ref_log_probs=ref_logits if ref_logps is None else ref_logps,
-            entropy=policy_logits,
-            samples_per_prompt=samples_per_prompt,
-            group_boundaries=boundaries,
-            **{**options, **clips},
-        )
+        made = {
+            "dialect": dialect,
+            "kl_coef": beta,
+            "ref_log_probs": ref_logits if ref_logps is None else ref_logps,
+            "entropy": policy_logits,
+            "samples_per_prompt": samples_per_prompt,
+            "group_boundaries": boundaries,
+        }
+        loss = ppo_loss.make_call(None, old_logps, None, None, {**made, **options, **clips})
     logp = (action_ids, temperature, softcap, logit_scale, completion_mask, ignore_index)
     groups = {
         "samples_per_prompt": samples_per_prompt,
@@ -323,36 +316,41 @@ def _differs(tensor: Tensor, value: int) -> Any:
     return (found if value == 0 else found.long()) != value  # -100 is no uint8
 
 
-def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, Tensor, Saved]:
-    """(loss, figures of ppo_loss, what a backward needs where it is asked for)."""
+def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, list[Tensor], Saved]:
+    """(loss, what ppo_loss writes for metrics, what a backward needs where it is asked for)."""
     options = call.loss.options
-    tensors = dict(call.loss.tensors)
     on_cuda = getattr(call.policy_logits, "is_cuda", False)
     with renamed("grpo_loss", NAMES, on_cuda):
         found = _core.logp_forward(
             call.policy_logits, *call.logp, stream, options.needs_entropy, False, True, False
         )
-    tensors["log_probs"], entropy, _, row_max, row_log_sum = found
-    if isinstance(found[0], _core.Array):
+    log_probs, entropy, _, row_max, row_log_sum = found
+    if isinstance(log_probs, _core.Array):
         raise Unsupported("grpo_loss: policy_logits: expected torch tensors on CUDA, got another's")
     ids, *_, mask, ignore_index = call.logp
-    tensors["loss_mask"] = active_tokens(ids, mask, ignore_index)
-    expect_one_a_sequence(call.rewards, found[0].shape, tensors["cu_seqlens"])
+    active = active_tokens(ids, mask, ignore_index)
+    expect_one_a_sequence(call.rewards, log_probs.shape, call.loss.cu_seqlens)
     with renamed("grpo_loss", NAMES, on_cuda):
-        tensors["advantages"] = group_advantages(call.rewards, stream=stream, **call.groups)
-    if options.needs_entropy:
-        tensors["entropy"] = entropy
+        advantages = group_advantages(call.rewards, stream=stream, **call.groups)
+    ref_log_probs = call.loss.ref_log_probs
     if options.needs_ref and call.ref_logps is None:
         expect_alike("grpo_loss", call.policy_logits, call.ref_logits)
         with renamed("grpo_loss", REF_NAMES, on_cuda):
-            tensors["ref_log_probs"] = _core.logp_forward(
+            ref_log_probs = _core.logp_forward(
                 call.ref_logits, *call.logp, stream, False, False, False, False
             )
+    made = call.loss._replace(
+        log_probs=log_probs,
+        advantages=advantages,
+        loss_mask=active,
+        ref_log_probs=ref_log_probs,
+        entropy=entropy,
+    )
     with renamed("grpo_loss", NAMES, on_cuda):
-        loss, _, figures, _, grad, grad_entropy = _core.ppo_loss_forward(
-            tensors, options.core, stream, needs_grad, needs_grad and options.needs_entropy
+        loss, *written, grad, grad_entropy = ppo_loss.forward(
+            made, stream, needs_grad, needs_grad and options.needs_entropy
         )
-    return loss, figures, Saved(row_max, row_log_sum, entropy, grad, grad_entropy)
+    return loss, written, Saved(row_max, row_log_sum, entropy, grad, grad_entropy)
 
 
 def expect_one_a_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: Tensor) -> None:
@@ -368,8 +366,9 @@ def expect_one_a_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: 
         )
 
 
-def result(loss: Tensor, figures: Tensor) -> GrpoLoss:
-    return GrpoLoss(loss, figure(figures, "policy_loss"), figure(figures, "kl_loss"))
+def result(loss: Tensor, written: list[Tensor]) -> GrpoLoss:
+    metrics = make_metrics(*written)
+    return GrpoLoss(loss, metrics.policy_loss, metrics.kl_loss)
 
 
 def gradient(

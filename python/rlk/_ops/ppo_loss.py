@@ -6,13 +6,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._loss_options import ELSEWHERE, Resolved, no_option, resolve
+from rlk._loss_options import NAMES, Resolved, resolve
 from rlk._metrics import Metrics, make_metrics
 from rlk._ops.common import Explanation, Tensor, needs_autograd
 from rlk.errors import InvalidArgument, check_needs
-
-Number = int | float
-Bounds = float | tuple[float, float]
 
 
 class PpoLoss(NamedTuple):
@@ -100,8 +97,8 @@ def ppo_loss(
 
     The formulas, and where systems disagree, are in docs/ppo_loss.md.
     """
-    call = make_call(log_probs, old_log_probs, advantages, loss_mask, **options)
-    if needs_autograd(log_probs, call.tensors.get("entropy")):
+    call = make_call(log_probs, old_log_probs, advantages, loss_mask, options)
+    if needs_autograd(log_probs, call.entropy):
         from rlk._ops import torch_ppo_loss
 
         return torch_ppo_loss.ppo_loss(call, stream)
@@ -135,7 +132,7 @@ def ppo_loss_backward(
     Example:
         >>> grads = rlk.jit.ppo_loss_backward(np.float32(1), log_probs, old, advantages, mask)
     """
-    call = make_call(log_probs, old_log_probs, advantages, loss_mask, **options)
+    call = make_call(log_probs, old_log_probs, advantages, loss_mask, options)
     return gradients(call, grad_output, stream, needs)
 
 
@@ -157,144 +154,81 @@ def explain_ppo_loss(
     Example:
         >>> print(rlk.jit.explain_ppo_loss(log_probs, old, advantages, mask, use_dual_clip=True))
     """
-    call = make_call(log_probs, old_log_probs, advantages, loss_mask, **options)
-    return Explanation(*_core.ppo_loss_explain(call.tensors, call.options.core))
+    call = make_call(log_probs, old_log_probs, advantages, loss_mask, options)
+    return Explanation(*_core.ppo_loss_explain(call, call.options.core))
 
 
 class Call(NamedTuple):
-    """Arguments as the core takes them."""
+    """Arguments as the core takes them: tensors in its order, None where not there or not read."""
 
-    tensors: dict[str, Any]
+    log_probs: Tensor
+    old_log_probs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor | None
+    rollout_logprobs: Tensor | None
+    ref_log_probs: Tensor | None
+    entropy: Tensor | None
+    loss_weights: Tensor | None
+    cu_seqlens: Tensor | None
+    group_boundaries: Tensor | None
+    global_tokens: int | Tensor | None
+    global_sequences: int | Tensor | None
+    global_groups: int | Tensor | None
     options: Resolved
+
+
+TENSORS = Call._fields[4:-1]  # that are options
+OPTIONS = frozenset({"dialect", "max_seq_len", "samples_per_prompt", *NAMES, *TENSORS})
 
 
 def make_call(
     log_probs: Tensor,
     old_log_probs: Tensor,
     advantages: Tensor,
-    loss_mask: Tensor | None = None,
-    *,
-    dialect: str = "rlk",
-    policy_loss: str | None = None,
-    loss_reduction: str | None = None,
-    eps_clip_low: float | None = None,
-    eps_clip_high: float | None = None,
-    use_dual_clip: bool | None = None,
-    clip_ratio_c: float | None = None,
-    delta: float | None = None,
-    cispo_bounds: str | tuple[float, float] | None = None,
-    sapo_tau_pos: float | None = None,
-    sapo_tau_neg: float | None = None,
-    log_ratio_clamp: Bounds | None = None,
-    gspo_log_ratio_clamp: Bounds | None = None,
-    use_tis: bool | None = None,
-    tis_mode: str | None = None,
-    tis_level: str | None = None,
-    tis_imp_ratio_cap: float | None = None,
-    tis_imp_ratio_floor: float | None = None,
-    tis_log_clamp: float | None = None,
-    tis_overflow: str | None = None,
-    rollout_logprobs: Tensor | None = None,
-    kl_coef: float | None = None,
-    ref_log_probs: Tensor | None = None,
-    kl_estimator: str | None = None,
-    kl_gradient: str | None = None,
-    kl_weight: str | None = None,
-    kl_clamp: float | None = None,
-    kl_output_clamp: float | None = None,
-    kl_reduction: str | None = None,
-    entropy: Tensor | None = None,
-    entropy_coef: float | None = None,
-    max_seq_len: Number | None = None,
-    samples_per_prompt: int | None = None,
-    group_boundaries: Tensor | None = None,
-    global_tokens: int | Tensor | None = None,
-    global_sequences: int | Tensor | None = None,
-    global_groups: int | Tensor | None = None,
-    loss_weights: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    **unknown: Any,
+    loss_mask: Tensor | None,
+    options: dict[str, Any],
 ) -> Call:
-    for name in unknown:
-        raise no_option("ppo_loss", name, ELSEWHERE.get(name))
-    options = resolve(
-        dialect,
-        max_seq_len,
-        samples_per_prompt,
-        group_boundaries is not None,
-        loss_weights is not None,
-        policy_loss,
-        loss_reduction,
-        eps_clip_low,
-        eps_clip_high,
-        use_dual_clip,
-        clip_ratio_c,
-        delta,
-        cispo_bounds,
-        sapo_tau_pos,
-        sapo_tau_neg,
-        log_ratio_clamp,
-        gspo_log_ratio_clamp,
-        use_tis,
-        tis_mode,
-        tis_level,
-        tis_imp_ratio_cap,
-        tis_imp_ratio_floor,
-        tis_log_clamp,
-        tis_overflow,
-        kl_coef,
-        kl_estimator,
-        kl_gradient,
-        kl_weight,
-        kl_clamp,
-        kl_output_clamp,
-        kl_reduction,
-        entropy_coef,
-    )
-    tensors = {
-        "log_probs": log_probs,
-        "old_log_probs": old_log_probs,
-        "advantages": advantages,
-        "loss_mask": loss_mask,
-        "cu_seqlens": cu_seqlens,
-        "loss_weights": loss_weights,
-    }
+    """Takes the tensors out of `options`: a dictionary, for keywords are matched slowly."""
+    rollout, ref, entropy, weights, cu_seqlens, boundaries, tokens, sequences, groups = [
+        options.pop(name, None) for name in TENSORS
+    ]
+    resolved = resolve(boundaries is not None, weights is not None, options)
+    needs = resolved.needs
     # What an option that is off would read is not looked at.
-    for name, given in (
-        ("group_boundaries", group_boundaries),
-        ("global_tokens", global_tokens),
-        ("global_sequences", global_sequences),
-        ("global_groups", global_groups),
-    ):
-        if name in options.needs:
-            tensors[name] = given
-    for needed, name, tensor, switch in (
-        (options.needs_rollout, "rollout_logprobs", rollout_logprobs, "use_tis"),
-        (options.needs_ref, "ref_log_probs", ref_log_probs, "kl_coef"),
-        (options.needs_entropy, "entropy", entropy, "entropy_coef"),
-    ):
-        if needed:
-            if tensor is None:
-                raise InvalidArgument(
-                    f"ppo_loss: {name}: expected a tensor with {switch}, got None"
-                )
-            tensors[name] = tensor
-    return Call(tensors, options)
+    return Call(
+        log_probs,
+        old_log_probs,
+        advantages,
+        loss_mask,
+        _needed(rollout, "rollout_logprobs", "use_tis") if resolved.needs_rollout else None,
+        _needed(ref, "ref_log_probs", "kl_coef") if resolved.needs_ref else None,
+        _needed(entropy, "entropy", "entropy_coef") if resolved.needs_entropy else None,
+        weights,
+        cu_seqlens,
+        boundaries if "group_boundaries" in needs else None,
+        tokens if "global_tokens" in needs else None,
+        sequences if "global_sequences" in needs else None,
+        groups if "global_groups" in needs else None,
+        resolved,
+    )
+
+
+def _needed(tensor: Tensor | None, name: str, switch: str) -> Tensor:
+    if tensor is None:
+        raise InvalidArgument(f"ppo_loss: {name}: expected a tensor with {switch}, got None")
+    return tensor
 
 
 def forward(
     call: Call, stream: int | None, needs_grad: bool, needs_entropy: bool
 ) -> tuple[Any, ...]:
-    """(loss, metrics, saved for log_probs, saved for entropy)."""
-    loss, counts, figures, exact, grad, grad_entropy = _core.ppo_loss_forward(
-        call.tensors, call.options.core, stream, needs_grad, needs_entropy
-    )
-    return loss, counts, figures, exact, grad, grad_entropy
+    """(loss, three that metrics are made of, saved for log_probs, saved for entropy)."""
+    return _core.ppo_loss_forward(call, call.options.core, stream, needs_grad, needs_entropy)
 
 
 def run(call: Call, stream: int | None) -> PpoLoss:
-    loss, counts, figures, exact, _, _ = forward(call, stream, False, False)
-    return PpoLoss(loss, make_metrics(counts, figures, exact))
+    loss, *written, _, _ = forward(call, stream, False, False)
+    return PpoLoss(loss, make_metrics(*written))
 
 
 def gradients(
@@ -304,7 +238,7 @@ def gradients(
     has_entropy = "entropy" in needs and call.options.needs_entropy
     *_, grad, grad_entropy = forward(call, stream, "log_probs" in needs, has_entropy)
     found = [
-        None if saved is None else _core.ppo_loss_backward(grad_output, saved, call.tensors[name])
-        for name, saved in (("log_probs", grad), ("entropy", grad_entropy))
+        None if saved is None else _core.ppo_loss_backward(grad_output, saved, of)
+        for of, saved in ((call.log_probs, grad), (call.entropy, grad_entropy))
     ]
     return PpoLossGrads(*found)

@@ -9,8 +9,8 @@ from rlk import _core
 from rlk._loss_options import bounds, code
 from rlk._ops.common import Explanation, Tensor, needs_autograd
 from rlk._ops.logp import LogpOptions, explain_logp_of
-from rlk._ops.ppo_loss import Bounds
 from rlk.errors import InvalidArgument, renamed, shape_of, text
+from rlk.losses import Bounds
 
 # What logp's arguments are called here.
 NAMES = {"logits": "policy_logits", "target": "action_ids", "mask": "attention_mask"}

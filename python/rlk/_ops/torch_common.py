@@ -42,14 +42,14 @@ def expect_tensor(op: str, name: str, operand: Any) -> None:
         )
 
 
-def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
-    level = getattr(torch.autograd.forward_ad, "_current_level", -1)
-    return torch.autograd.forward_ad.unpack_dual(tensor).tangent if level >= 0 else None
-
-
 def refuse_tangents(op: str, **operands: Any) -> None:
+    forward_ad = torch.autograd.forward_ad
+    if getattr(forward_ad, "_current_level", -1) < 0:
+        return
     for name, operand in operands.items():
-        if isinstance(operand, torch.Tensor) and _tangent(operand) is not None:
+        if not isinstance(operand, torch.Tensor):
+            continue
+        if forward_ad.unpack_dual(operand).tangent is not None:
             raise Unsupported(
                 f"{op}: {name}: expected a tensor without a tangent (no forward-mode "
                 "derivative is there), got one with it"
@@ -77,10 +77,10 @@ def save(ctx: Any, policy_logits: Any, logp: tuple[Any, ...], saved: tuple[Any, 
     ctx.logp = logp
 
 
-def apply(function: Any, op: str, call: Any, stream: int | None) -> Any:
+def apply(function: Any, op: str, call: Any, stream: int | None, *more: Any) -> Any:
     """The autograd function of an op of policy_logits."""
     expect_tensor(op, "policy_logits", call.policy_logits)
     _, temperature, softcap, logit_scale, *_ = call.logp
     refuse_tangents(op, policy_logits=call.policy_logits)
     refuse_options(op, temperature, softcap, logit_scale)
-    return function.apply(call.policy_logits, call, stream)
+    return function.apply(call.policy_logits, call, stream, *more)

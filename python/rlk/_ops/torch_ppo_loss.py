@@ -13,12 +13,10 @@ from rlk._ops.ppo_loss import Call, PpoLoss, forward
 from rlk._ops.torch_common import once, refuse_tangents
 
 
-def apply(function: Any, *inputs: Any) -> Any:
-    return function.apply(*inputs)
-
-
 def _scaled(upstream: Any, saved: Any, dtype: Any) -> Any:
     """upstream * saved, in dtype."""
+    if saved is None:
+        return None
     like = saved if dtype == saved.dtype else saved.new_empty(0, dtype=dtype)
 
     def compute() -> Any:
@@ -31,31 +29,29 @@ def _scaled(upstream: Any, saved: Any, dtype: Any) -> Any:
 
 class _PpoLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, log_probs: Any, entropy: Any, call: Call, stream: Any) -> Any:
-        needs, needs_entropy, *_ = ctx.needs_input_grad
-        loss, counts, figures, exact, grad, grad_entropy = forward(
-            call, stream, needs, needs_entropy
-        )
+    def forward(
+        ctx: Any, log_probs: Any, entropy: Any, call: Call, stream: Any, written: list[Any]
+    ) -> Any:
+        needs, needs_entropy = ctx.needs_input_grad[:2]
+        loss, *written[:], grad, grad_entropy = forward(call, stream, needs, needs_entropy)
         ctx.save_for_backward(grad, grad_entropy)
         ctx.dtypes = (log_probs.dtype, None if entropy is None else entropy.dtype)
-        ctx.mark_non_differentiable(counts, figures, exact)
         ctx.set_materialize_grads(False)
-        return loss, counts, figures, exact
+        return loss
 
     @staticmethod
-    def backward(ctx: Any, upstream: Any, *_: Any) -> Any:
+    def backward(ctx: Any, upstream: Any) -> Any:
         if upstream is None:
-            return None, None, None, None
-        grads = [
-            None if saved is None else _scaled(upstream, saved, dtype)
-            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        ]
-        return *grads, None, None
+            return None, None, None, None, None
+        grad, grad_entropy = ctx.saved_tensors
+        dtype, entropy_dtype = ctx.dtypes
+        of_entropy = _scaled(upstream, grad_entropy, entropy_dtype)
+        return _scaled(upstream, grad, dtype), of_entropy, None, None, None
 
 
 def ppo_loss(call: Call, stream: int | None) -> PpoLoss:
     """`rlk.jit.ppo_loss` where log_probs or entropy need a gradient."""
-    log_probs, entropy = call.tensors["log_probs"], call.tensors.get("entropy")
-    refuse_tangents("ppo_loss", log_probs=log_probs, entropy=entropy)
-    loss, counts, figures, exact = apply(_PpoLoss, log_probs, entropy, call, stream)
-    return PpoLoss(loss, make_metrics(counts, figures, exact))
+    refuse_tangents("ppo_loss", log_probs=call.log_probs, entropy=call.entropy)
+    written: list[Any] = []  # beside autograd, which would look at each as at an output
+    loss = _PpoLoss.apply(call.log_probs, call.entropy, call, stream, written)
+    return PpoLoss(loss, make_metrics(*written))
