@@ -126,6 +126,11 @@ def make_metrics(counts: Tensor, figures: Tensor, exact: Tensor) -> Metrics:
     return Metrics._make([*counts, *figures, exact])
 
 
+def figure(figures: Tensor, name: str) -> Tensor:
+    """One of the figures, 0-d."""
+    return figures[Metrics._fields.index(name) - NUM_COUNTS]
+
+
 def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
     """The loss and metrics of all parts together, with the bits of one call over all of them.
 

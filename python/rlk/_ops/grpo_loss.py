@@ -10,7 +10,7 @@ import numpy as np
 
 from rlk import _core
 from rlk._loss_options import ELSEWHERE, no_option
-from rlk._metrics import make_metrics
+from rlk._metrics import figure
 from rlk._ops import ppo_loss
 from rlk._ops.common import Explanation, Tensor, needs_autograd
 from rlk._ops.group_advantages import group_advantages, host_boundaries
@@ -143,8 +143,8 @@ def grpo_loss(
         from rlk._ops import torch_grpo_loss
 
         return torch_grpo_loss.grpo_loss(call, stream)
-    loss, written, _ = forward(call, stream, False)
-    return result(loss, written)
+    loss, figures, _ = forward(call, stream, False)
+    return result(loss, figures)
 
 
 def grpo_loss_backward(
@@ -316,8 +316,8 @@ def _differs(tensor: Tensor, value: int) -> Any:
     return (found if value == 0 else found.long()) != value  # -100 is no uint8
 
 
-def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, list[Tensor], Saved]:
-    """(loss, what ppo_loss writes for metrics, what a backward needs where it is asked for)."""
+def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, Tensor, Saved]:
+    """(loss, figures of ppo_loss, what a backward needs where it is asked for)."""
     options = call.loss.options
     on_cuda = getattr(call.policy_logits, "is_cuda", False)
     with renamed("grpo_loss", NAMES, on_cuda):
@@ -347,10 +347,10 @@ def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, l
         entropy=entropy,
     )
     with renamed("grpo_loss", NAMES, on_cuda):
-        loss, *written, grad, grad_entropy = ppo_loss.forward(
+        loss, _, figures, _, grad, grad_entropy = ppo_loss.forward(
             made, stream, needs_grad, needs_grad and options.needs_entropy
         )
-    return loss, written, Saved(row_max, row_log_sum, entropy, grad, grad_entropy)
+    return loss, figures, Saved(row_max, row_log_sum, entropy, grad, grad_entropy)
 
 
 def expect_one_a_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: Tensor) -> None:
@@ -366,9 +366,8 @@ def expect_one_a_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: 
         )
 
 
-def result(loss: Tensor, written: list[Tensor]) -> GrpoLoss:
-    metrics = make_metrics(*written)
-    return GrpoLoss(loss, metrics.policy_loss, metrics.kl_loss)
+def result(loss: Tensor, figures: Tensor) -> GrpoLoss:
+    return GrpoLoss(loss, figure(figures, "policy_loss"), figure(figures, "kl_loss"))
 
 
 def gradient(

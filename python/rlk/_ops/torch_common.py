@@ -77,10 +77,10 @@ def save(ctx: Any, policy_logits: Any, logp: tuple[Any, ...], saved: tuple[Any, 
     ctx.logp = logp
 
 
-def apply(function: Any, op: str, call: Any, stream: int | None, *more: Any) -> Any:
+def apply(function: Any, op: str, call: Any, stream: int | None) -> Any:
     """The autograd function of an op of policy_logits."""
     expect_tensor(op, "policy_logits", call.policy_logits)
     _, temperature, softcap, logit_scale, *_ = call.logp
     refuse_tangents(op, policy_logits=call.policy_logits)
     refuse_options(op, temperature, softcap, logit_scale)
-    return function.apply(call.policy_logits, call, stream, *more)
+    return function.apply(call.policy_logits, call, stream)

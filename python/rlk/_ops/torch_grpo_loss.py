@@ -13,18 +13,19 @@ from rlk._ops.torch_common import apply, once, save
 
 class _GrpoLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, policy_logits: Any, call: Call, stream: Any, written: list[Any]) -> Any:
-        loss, written[:], saved = forward(call, stream, True)
+    def forward(ctx: Any, policy_logits: Any, call: Call, stream: Any) -> Any:
+        loss, figures, saved = forward(call, stream, True)
         # The gradient for an upstream of 1, which is what a loss mostly gets.
         ctx.gradient = gradient(policy_logits, call.logp, saved, stream)
         save(ctx, policy_logits, call.logp, saved)
+        ctx.mark_non_differentiable(figures)
         ctx.set_materialize_grads(False)
-        return loss
+        return loss, figures
 
     @staticmethod
-    def backward(ctx: Any, upstream: Any) -> Any:
+    def backward(ctx: Any, upstream: Any, *_: Any) -> Any:
         if upstream is None:
-            return None, None, None, None
+            return None, None, None
         policy_logits, *saved = ctx.saved_tensors[:6]
         # Handed out once: whoever got it may write to it.
         made, ctx.gradient = ctx.gradient, None
@@ -33,10 +34,9 @@ class _GrpoLoss(torch.autograd.Function):
             parts = scaled(Saved(*saved), upstream)
             return gradient(policy_logits, ctx.logp, parts, None, made, upstream)
 
-        return once("grpo_loss", compute, upstream, policy_logits), None, None, None
+        return once("grpo_loss", compute, upstream, policy_logits), None, None
 
 
 def grpo_loss(call: Call, stream: int | None) -> GrpoLoss:
     """`rlk.jit.grpo_loss` where policy_logits need a gradient."""
-    written: list[Any] = []  # beside autograd, as in ppo_loss
-    return result(apply(_GrpoLoss, "grpo_loss", call, stream, written), written)
+    return result(*apply(_GrpoLoss, "grpo_loss", call, stream))
