@@ -12,5 +12,6 @@ PYBIND11_MODULE(_core, module) {
   rlk::bind::bind_logp(module);
   rlk::bind::bind_ratio_kl(module);
   rlk::bind::bind_ppo_loss(module);
+  rlk::bind::bind_grpo_loss(module);
   rlk::bind::bind_group_advantages(module);
 }

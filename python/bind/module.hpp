@@ -21,6 +21,7 @@ void bind_linear_logp(py::module_& module);
 void bind_logp(py::module_& module);
 void bind_ratio_kl(py::module_& module);
 void bind_ppo_loss(py::module_& module);
+void bind_grpo_loss(py::module_& module);
 void bind_group_advantages(py::module_& module);
 
 }  // namespace rlk::bind

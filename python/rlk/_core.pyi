@@ -139,6 +139,28 @@ def ppo_loss_forward(
     needs_grad: bool,
     needs_entropy: bool,
 ) -> tuple[Any, Any, Any, Any, Any, Any]: ...
+def grpo_loss_fits(logits: Any) -> bool: ...
+def grpo_loss_forward(
+    logits: Any,
+    target: Any,
+    temperature: Any,
+    softcap: Any,
+    logit_scale: Any,
+    mask: Any,
+    ignore_index: Any,
+    call: tuple[Any, ...],
+    options: LossOptions,
+    stream: int | None,
+) -> tuple[Any, Any, Any, Any]: ...
+def grpo_loss_explain(
+    logits: Any,
+    target: Any,
+    temperature: Any,
+    softcap: Any,
+    logit_scale: Any,
+    mask: Any,
+    ignore_index: Any,
+) -> tuple[str, str, str, str, str]: ...
 def ppo_loss_backward(upstream: Any, saved: Any, like: Any) -> Any: ...
 def ppo_loss_explain(
     call: tuple[Any, ...], options: LossOptions

@@ -71,9 +71,11 @@ def renamed(op: str, names: Mapping[str, str], on_cuda: bool = False) -> Iterato
         yield
     except (InvalidArgument, Unsupported, TypeError) as error:
         found = re.fullmatch(r"\w+: (\w+): (.*)", str(error), re.DOTALL)
-        if found is None or (on_cuda and found[1] == "target"):
+        if found is None:
             raise
         argument, message = found.groups()
+        if on_cuda and argument == "target" and message.startswith("expected ids in "):
+            raise
         named = r"(?<=that of )\w+|(?<=with )\w+"
         message = re.sub(named, lambda m: names.get(m[0], m[0]), message)
         raise type(error)(f"{op}: {names.get(argument, argument)}: {message}") from None

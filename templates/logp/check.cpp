@@ -38,25 +38,30 @@ bool is_apart(const Tensor& tensor) {
 
 }  // namespace
 
-void check_logp(const jit::OpCall& base) {
-  const auto& call = static_cast<const LogpCall&>(base);
+void check_logits(const LogpCall& call) {
   const Tensor& logits = call.logits;
   if (!is_storage(logits.dtype)) {
-    throw InvalidArgument("logp: logits: expected dtype float32, bfloat16 or float16, got {}",
-                          name(logits.dtype));
+    throw InvalidArgument("{}: logits: expected dtype float32, bfloat16 or float16, got {}",
+                          call.op->name, name(logits.dtype));
   }
   if (logits.rank < 1 || logits.shape[logits.rank - 1] < 1 ||
       logits.shape[logits.rank - 1] > k_largest_size) {
-    throw InvalidArgument("logp: logits: expected shape [..., V] with V from 1 to 2^40, got {}",
-                          text(logits.dims()));
+    throw InvalidArgument("{}: logits: expected shape [..., V] with V from 1 to 2^40, got {}",
+                          call.op->name, text(logits.dims()));
   }
+  check_logp_options(call, logits, "logits");
+}
+
+void check_logp(const jit::OpCall& base) {
+  const auto& call = static_cast<const LogpCall&>(base);
+  const Tensor& logits = call.logits;
+  check_logits(call);
   if (call.in_place && !is_apart(logits)) {
     throw InvalidArgument(
         "logp: inplace_backward: expected logits whose elements share no memory, got strides {} of "
         "shape {}",
         text(logits.steps()), text(logits.dims()));
   }
-  check_logp_options(call, logits, "logits");
   if (call.pass == jit::Pass::bwd) check_logp_gradients(call, logits, "logits");
 }
 

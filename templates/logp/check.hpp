@@ -6,6 +6,11 @@
 
 namespace rlk {
 
+struct LogpCall;
+
+// What does not depend on the pass.
+void check_logits(const LogpCall& call);
+
 void check_logp(const jit::OpCall& call);
 
 }  // namespace rlk

@@ -34,6 +34,5 @@
 #if RLK_BACKWARD
 #include "logp/backward.cuh"
 #else
-#include "common/logp/merge.cuh"
 #include "logp/forward.cuh"
 #endif

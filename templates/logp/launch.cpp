@@ -2,7 +2,6 @@
 // Entry points of logp, and the choice of the backend.
 #include "templates/logp/launch.hpp"
 
-#include "templates/logp/cuda_args.h"
 #include "templates/logp/op.hpp"
 
 #include <algorithm>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "jit/op.hpp"
+#include "templates/logp/cuda_args.h"
 
 namespace rlk {
 
@@ -15,6 +16,9 @@ int logp_shared_bytes(const jit::Specialization& spec);
 
 void launch_logp(const LoadedKernel& kernel, const jit::OpCall& call,
                  const jit::LaunchSettings& settings);
+
+// Logits [..., V] as CUDA kernels read them.
+LogpCudaMatrix logp_cuda_matrix(const Tensor& tensor);
 
 void launch_logp_cpu(const LoadedKernel& kernel, const LogpCall& call);
 void launch_logp_cuda(const LoadedKernel& kernel, const LogpCall& call,

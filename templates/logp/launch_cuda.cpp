@@ -27,34 +27,16 @@ struct Plan {
   bool has_entropy = false;
 };
 
-LogpCudaMatrix matrix(const Tensor& tensor) {
-  LogpCudaMatrix m{tensor.data, tensor.strides[tensor.rank - 1], 0, {}, {}};
-  const auto leading = static_cast<std::size_t>(tensor.rank - 1);
-  if (const auto stride =
-          flat_stride(tensor.dims().first(leading), tensor.steps().first(leading))) {
-    m.num_axes = 1;
-    m.sizes[0] = tensor.num_elements() / tensor.shape[tensor.rank - 1];
-    m.strides[0] = *stride;
-    return m;
-  }
-  m.num_axes = tensor.rank - 1;
-  for (int axis = 0; axis < m.num_axes; ++axis) {
-    m.sizes[axis] = tensor.shape[axis];
-    m.strides[axis] = tensor.strides[axis];
-  }
-  return m;
-}
-
 Plan make_plan(Arena& arena, const LogpCall& call, int num_sms) {
   Plan plan;
   LogpCudaArgs& args = plan.args;
   args.vocab = call.logits.shape[call.logits.rank - 1];
   plan.copies.set_rows(arena, call, args);
-  args.logits = matrix(call.logits);
+  args.logits = logp_cuda_matrix(call.logits);
   args.op = "logp";
   const bool forward = call.pass == jit::Pass::fwd;
   if (!forward) {
-    args.grad_logits = matrix(call.grad_logits);
+    args.grad_logits = logp_cuda_matrix(call.grad_logits);
     args.unless_one = static_cast<const float*>(call.unless_one.data);
   }
   const Int64 leaves = logp_num_leaves(args.vocab);
@@ -76,6 +58,24 @@ Plan make_plan(Arena& arena, const LogpCall& call, int num_sms) {
 }
 
 }  // namespace
+
+LogpCudaMatrix logp_cuda_matrix(const Tensor& tensor) {
+  LogpCudaMatrix m{tensor.data, tensor.strides[tensor.rank - 1], 0, {}, {}};
+  const auto leading = static_cast<std::size_t>(tensor.rank - 1);
+  if (const auto stride =
+          flat_stride(tensor.dims().first(leading), tensor.steps().first(leading))) {
+    m.num_axes = 1;
+    m.sizes[0] = tensor.num_elements() / tensor.shape[tensor.rank - 1];
+    m.strides[0] = *stride;
+    return m;
+  }
+  m.num_axes = tensor.rank - 1;
+  for (int axis = 0; axis < m.num_axes; ++axis) {
+    m.sizes[axis] = tensor.shape[axis];
+    m.strides[axis] = tensor.strides[axis];
+  }
+  return m;
+}
 
 void launch_logp_cuda(const LoadedKernel& kernel, const LogpCall& call,
                       const jit::LaunchSettings& settings) {

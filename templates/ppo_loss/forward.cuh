@@ -5,9 +5,8 @@
 #include "common/cuda/device_error.cuh"
 #include "common/cuda/element.cuh"
 #include "common/cuda/exact_sum.cuh"
-#include "common/loss/token.h"
-#include "ppo_loss/choices.h"
 #include "ppo_loss/figures.h"
+#include "ppo_loss/tokens.cuh"
 
 namespace rlk {
 
@@ -139,28 +138,6 @@ extern "C" __global__ void __launch_bounds__(1024)
   }
 }
 
-// The sequence of a token: the last that starts at or before it.
-RLK_DEVICE Int64 sequence_of(const Args& a, Int64 token) {
-  if (!a.starts) {
-    // 64-bit division is some 70 instructions.
-    if (a.num_tokens <= 0x7fffffff) {
-      return static_cast<unsigned>(token) / static_cast<unsigned>(a.length);
-    }
-    return token / a.length;
-  }
-  Int64 low = 0, high = a.num_sequences;
-#pragma unroll 1
-  while (high - low > 1) {
-    const Int64 middle = (low + high) / 2;
-    if (a.starts[middle] <= token) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 // What the tokens of a thread add up to: at most kPpoLossMostTurns, for counts of 16 bits.
 struct Totals {
   ExactLane<kTermBits> term, policy, absolute, kl_term;
@@ -245,15 +222,6 @@ RLK_DEVICE float max_of_warp(float x) {
   return x;
 }
 
-// What the tokens of one sequence have in common, into the inputs of each.
-RLK_DEVICE void enter_sequence(const Args& a, const LossChoices& c, Int64 i, TokenInput& in) {
-  in.weight = a.sequence_weight[i];
-  if (c.kl) in.kl_weight = a.sequence_kl_weight[i];
-  if (c.policy == kGspo) in.sequence_log_ratio = a.sequence_log_ratio[i];
-  if (c.correction && c.level != kTokenLevel) in.sequence_statistic = a.sequence_statistic[i];
-  if (a.advantage_is_of_sequence) in.advantage = a.advantages[i];
-}
-
 // A block has neighbouring tokens, a thread every 256th of them; any number of blocks.
 extern "C" __global__ void __launch_bounds__(256)
     rlk_ppo_loss_fwd_main(const __grid_constant__ Args a) {
@@ -290,12 +258,7 @@ extern "C" __global__ void __launch_bounds__(256)
       // What an inactive token holds is not even read.
       if (in.active) {
         in.log_prob = a.log_probs[t];
-        in.old = a.old_log_probs[t];
-        if (!a.advantage_is_of_sequence) in.advantage = a.advantages[t];
-        if (c.correction) in.rollout = a.rollout_log_probs[t];
-        if (c.kl) in.ref = a.ref_log_probs[t];
-        if (c.entropy) in.entropy = a.entropy[t];
-        if (a.weights && !a.weight_is_of_sequence) in.weight = in.kl_weight = a.weights[t];
+        read_token(a, c, t, in);
         const TokenResult result = token_loss(c, v, in);
         totals.add(block, c, result);
         grad = result.grad;

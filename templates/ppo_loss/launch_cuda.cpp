@@ -55,15 +55,15 @@ class Plan {
     args_.loss = output<float>(call.loss);
     args_.grad = output<float>(call.grad);
     args_.grad_entropy = output<float>(call.grad_entropy);
-    args_.counts = output<long long>(call.counts);
+    args_.counts = output_or_own<long long>(call.counts, kNumCounts);
     args_.figures = output<float>(call.figures);
     args_.exact = output<long long>(call.exact);
     const Int64 sequences = args_.num_sequences;
     args_.sequence_tokens = arena_.take<long long>(sequences);
-    args_.sequence_weight = arena_.take<float>(sequences);
-    args_.sequence_kl_weight = arena_.take<float>(sequences);
+    args_.sequence_weight = output_or_own<float>(call.sequence_weight, sequences);
+    args_.sequence_kl_weight = output_or_own<float>(call.sequence_kl_weight, sequences);
     args_.sequence_log_ratio = arena_.take<float>(sequences);
-    args_.sequence_statistic = arena_.take<float>(sequences);
+    args_.sequence_statistic = output_or_own<float>(call.sequence_statistic, sequences);
     const Int64 tiles = ceil_div(args_.num_tokens, 256);
     args_.num_items =
         std::min(tiles, std::max(k_blocks_of_sm * num_sms, ceil_div(tiles, kPpoLossMostTurns)));
@@ -77,6 +77,11 @@ class Plan {
   template <class T>
   static T* output(const Tensor& tensor) {
     return tensor.present() ? static_cast<T*>(tensor.data) : nullptr;
+  }
+
+  template <class T>
+  T* output_or_own(const Tensor& tensor, Int64 count) {
+    return tensor.present() ? output<T>(tensor) : arena_.take<T>(count);
   }
 
   template <class T>
@@ -144,6 +149,7 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call, DeviceError
   }
   launch(kernel, call, k_count, std::min<Int64>(args.num_sequences, 65535), 512, args);
   launch(kernel, call, k_weigh, 1, 1024, args);
+  if (call.sequence_weight.present()) return;
   launch(kernel, call, k_main, args.num_items, 256, args);
   launch(kernel, call, k_finish, 1, 1024, args);
 }

@@ -39,6 +39,10 @@ struct PpoLossCall : jit::OpCall {
   Tensor counts, exact;       // int64 [kNumCounts], [kNumSums, 2]
   Tensor figures;             // float32 [kNumFigures]
 
+  // Forward on CUDA, in place of those above where given: what each sequence's tokens share,
+  // written without a look at log_probs but for gspo. float32, one a sequence.
+  Tensor sequence_weight, sequence_kl_weight, sequence_statistic;
+
   // Backward: gradient = upstream * saved, of `log_probs` or `entropy`.
   Tensor upstream;  // float32 []
   Tensor saved;     // float32, as the tokens

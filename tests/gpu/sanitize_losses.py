@@ -18,8 +18,9 @@ from sanitize_linear_logp import DEVICE, filled_with_nan, spread
 
 import rlk
 
-# Sequences, tokens of each, vocabulary: around a leaf, odd, several parts of a row.
-SHAPES = ((2, 3, 193), (4, 7, 400), (2, 5, 7001))
+# Sequences, tokens of each, vocabulary: around a leaf, odd, several parts of a row, and rows enough
+# for grpo_loss's gradient in one look.
+SHAPES = ((2, 3, 193), (4, 7, 400), (2, 5, 7001), (640, 4, 400))
 EPS, BETA = 0.2, 0.1
 
 

@@ -107,7 +107,9 @@ int dynamic_shared_bytes(const jit::Specialization& spec, std::string_view entry
   if (entry == "rlk_linear_logp_fwd_main" || entry == "rlk_linear_logp_bwd_dz") {
     return linear_logp_cuda_logits_tile(x, limit).shared_bytes(element_bytes);
   }
-  if (entry == "rlk_logp_fwd_main") return spec.op->dynamic_shared_bytes(spec);
+  if (entry == "rlk_logp_fwd_main" || entry == "rlk_grpo_loss_bwd_main") {
+    return spec.op->dynamic_shared_bytes(spec);
+  }
   if (entry == "rlk_linear_logp_bwd_dh" || entry == "rlk_linear_logp_bwd_dw") {
     return linear_logp_cuda_gradient_tile(x, limit).shared_bytes(element_bytes);
   }

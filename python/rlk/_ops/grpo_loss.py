@@ -11,7 +11,7 @@ import numpy as np
 from rlk import _core
 from rlk._loss_options import ELSEWHERE, no_option
 from rlk._metrics import figure
-from rlk._ops import ppo_loss
+from rlk._ops import grpo_rows, ppo_loss
 from rlk._ops.common import Explanation, Tensor, needs_autograd
 from rlk._ops.group_advantages import group_advantages, host_boundaries
 from rlk._ops.logp import LogpOptions, explain_logp_of
@@ -143,7 +143,7 @@ def grpo_loss(
         from rlk._ops import torch_grpo_loss
 
         return torch_grpo_loss.grpo_loss(call, stream)
-    loss, figures, _ = forward(call, stream, False)
+    loss, figures, *_ = forward(call, stream, False)
     return result(loss, figures)
 
 
@@ -192,11 +192,12 @@ def explain_grpo_loss(
     backward: bool = False,
     **options: Any,
 ) -> Explanation:
-    """Which variant of `logp` would read the logits of these arguments of `grpo_loss`, and why.
+    """Which kernel would read the policy's logits of these arguments of `grpo_loss`, and why.
 
     Args:
-        backward: explain the backward in place of the forward.
-        Others: as `grpo_loss`; those that `logp` has not are not looked at.
+        backward: explain what makes their gradient: `logp`'s backward or, on CUDA with many rows
+            and where old_logps and rewards are given, grpo_loss's own kernel.
+        Others: as `grpo_loss`; without a backward those that `logp` has not are not looked at.
 
     Raises:
         rlk.InvalidArgument, rlk.Unsupported: as `logp` would.
@@ -204,6 +205,12 @@ def explain_grpo_loss(
     Example:
         >>> print(rlk.jit.explain_grpo_loss(logits, ref_logits, tokens))
     """
+    if backward and old_logps is not None and rewards is not None:
+        call = make_call(
+            policy_logits, ref_logits, action_ids, old_logps, rewards, completion_mask, **options
+        )
+        if grpo_rows.fits(call):
+            return Explanation(*_core.grpo_loss_explain(policy_logits, *call.logp))
     return explain_logp_of(policy_logits, action_ids, completion_mask, options, backward)
 
 
@@ -316,20 +323,28 @@ def _differs(tensor: Tensor, value: int) -> Any:
     return (found if value == 0 else found.long()) != value  # -100 is no uint8
 
 
-def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, Tensor, Saved]:
-    """(loss, figures of ppo_loss, what a backward needs where it is asked for)."""
+def forward(
+    call: Call, stream: int | None, needs_grad: bool
+) -> tuple[Tensor, Tensor, Saved, Tensor | None]:
+    """(loss, figures of ppo_loss, what a backward needs where it is asked for, the gradient of
+    policy_logits where it is made on the way)."""
     options = call.loss.options
     on_cuda = getattr(call.policy_logits, "is_cuda", False)
-    with renamed("grpo_loss", NAMES, on_cuda):
-        found = _core.logp_forward(
-            call.policy_logits, *call.logp, stream, options.needs_entropy, False, True, False
-        )
-    log_probs, entropy, _, row_max, row_log_sum = found
-    if isinstance(log_probs, _core.Array):
-        raise Unsupported("grpo_loss: policy_logits: expected torch tensors on CUDA, got another's")
+    in_one_look = needs_grad and grpo_rows.fits(call)
     ids, *_, mask, ignore_index = call.logp
+    entropy = log_probs = made = None
+    if not in_one_look:
+        with renamed("grpo_loss", NAMES, on_cuda):
+            log_probs, entropy, _, row_max, row_log_sum = _core.logp_forward(
+                call.policy_logits, *call.logp, stream, options.needs_entropy, False, True, False
+            )
+        if isinstance(log_probs, _core.Array):
+            raise Unsupported(
+                "grpo_loss: policy_logits: expected torch tensors on CUDA, got another's"
+            )
     active = active_tokens(ids, mask, ignore_index)
-    expect_one_a_sequence(call.rewards, log_probs.shape, call.loss.cu_seqlens)
+    tokens = ids if log_probs is None else log_probs
+    expect_one_a_sequence(call.rewards, tuple(tokens.shape), call.loss.cu_seqlens)
     with renamed("grpo_loss", NAMES, on_cuda):
         advantages = group_advantages(call.rewards, stream=stream, **call.groups)
     ref_log_probs = call.loss.ref_log_probs
@@ -339,7 +354,7 @@ def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, T
             ref_log_probs = _core.logp_forward(
                 call.ref_logits, *call.logp, stream, False, False, False, False
             )
-    made = call.loss._replace(
+    loss = call.loss._replace(
         log_probs=log_probs,
         advantages=advantages,
         loss_mask=active,
@@ -347,10 +362,13 @@ def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[Tensor, T
         entropy=entropy,
     )
     with renamed("grpo_loss", NAMES, on_cuda):
-        loss, _, figures, _, grad, grad_entropy = ppo_loss.forward(
-            made, stream, needs_grad, needs_grad and options.needs_entropy
+        if in_one_look:
+            log_probs, row_max, row_log_sum, made = grpo_rows.look(call, loss, stream)
+            loss = loss._replace(log_probs=log_probs)
+        value, _, figures, _, grad, grad_entropy = ppo_loss.forward(
+            loss, stream, needs_grad, needs_grad and options.needs_entropy
         )
-    return loss, figures, Saved(row_max, row_log_sum, entropy, grad, grad_entropy)
+    return value, figures, Saved(row_max, row_log_sum, entropy, grad, grad_entropy), made
 
 
 def expect_one_a_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: Tensor) -> None:
@@ -408,5 +426,5 @@ def scaled(saved: Saved, upstream: Tensor) -> Saved:
 
 def gradients(call: Call, grad_output: Tensor, stream: int | None) -> Tensor:
     """Of policy_logits, with a forward of its own."""
-    _, _, saved = forward(call, stream, True)
+    _, _, saved, _ = forward(call, stream, True)
     return gradient(call.policy_logits, call.logp, scaled(saved, grad_output), stream)

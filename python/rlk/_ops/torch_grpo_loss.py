@@ -14,9 +14,11 @@ from rlk._ops.torch_common import apply, once, save
 class _GrpoLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, policy_logits: Any, call: Call, stream: Any) -> Any:
-        loss, figures, saved = forward(call, stream, True)
+        loss, figures, saved, made = forward(call, stream, True)
         # The gradient for an upstream of 1, which is what a loss mostly gets.
-        ctx.gradient = gradient(policy_logits, call.logp, saved, stream)
+        ctx.gradient = (
+            made if made is not None else gradient(policy_logits, call.logp, saved, stream)
+        )
         save(ctx, policy_logits, call.logp, saved)
         ctx.mark_non_differentiable(figures)
         ctx.set_materialize_grads(False)

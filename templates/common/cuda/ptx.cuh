@@ -38,6 +38,18 @@ RLK_DEVICE void st_shared_v2_f32(unsigned to, float x, float y) {
 RLK_DEVICE void st_shared_u32(unsigned to, unsigned x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x));
 }
+RLK_DEVICE void st_shared(unsigned to, const unsigned (&x)[2]) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(x[0]), "r"(x[1]));
+}
+RLK_DEVICE void st_shared(unsigned to, const unsigned (&x)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3]));
+}
+RLK_DEVICE void ld_shared(unsigned (&x)[4], unsigned from) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(from));
+}
 RLK_DEVICE float ld_shared_f32(unsigned from) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
@@ -60,6 +72,8 @@ RLK_DEVICE void st_stream(void* to, const unsigned (&x)[4]) {
                "r"(x[2]), "r"(x[3])
                : "memory");
 }
+
+RLK_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // 16 bytes, the first `bytes` of them read from `from` and the others zero.
 RLK_DEVICE void cp_async_cg(unsigned to, const void* from, int bytes) {

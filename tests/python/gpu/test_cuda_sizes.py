@@ -182,3 +182,42 @@ def test_the_smallest_sizes():
         for dtype in ("float32", "bfloat16", "float16"):
             p = make(rows, dim, vocab, dtype)
             check(p)
+
+
+# Each row of a sequence far behind has the bits of a call of its sequence alone.
+@cuda_only
+def test_losses_of_more_elements_than_int32_counts():
+    expect_room(40)
+    shape = (4, FAR // (4 * 131072) + 4, 131072)
+    assert shape[0] * shape[1] * shape[2] > FAR
+    g = torch.Generator(DEVICE).manual_seed(0)
+    policy, ref = (
+        torch.empty(shape, dtype=torch.bfloat16, device=DEVICE).normal_(generator=g)
+        for _ in range(2)
+    )
+    ids = torch.randint(shape[2], shape[:2], generator=g, device=DEVICE)
+    old = torch.full(shape[:2], -11.0, device=DEVICE)
+    rewards = torch.randn(shape[0], generator=g, device=DEVICE)
+    options = {"samples_per_prompt": 1, "group_of_one": "reward", "global_tokens": ids.numel()}
+    upstream = torch.randn(shape[:2], generator=g, device=DEVICE)
+
+    def run(part):
+        q = policy[part].detach().requires_grad_()
+        log_probs = rlk.jit.logp(q, ids[part])
+        (first,) = torch.autograd.grad(log_probs, q, upstream[part])
+        yield log_probs.detach()[-1]
+        yield first[-1]
+        del first
+        found = rlk.jit.ratio_kl(q, ref[part], ids[part], None, old[part])
+        (second,) = torch.autograd.grad(found, q, [upstream[part]] * 2)
+        yield from (*(x.detach()[-1] for x in found), second[-1])
+        del second
+        loss, *_ = rlk.jit.grpo_loss(
+            q, ref[part], ids[part], old[part], rewards[part], None, **options
+        )
+        (third,) = torch.autograd.grad(loss, q)
+        yield third[-1]
+
+    for got, want in zip(run(slice(None)), run(slice(3, 4)), strict=True):
+        assert same_bits(got, want)
+        assert got.count_nonzero() > 0

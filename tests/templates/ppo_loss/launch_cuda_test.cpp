@@ -326,6 +326,24 @@ TEST_F(LaunchPpoLossTest, NoTokensAreNoMainStep) {
   expect_sound_workspace(all);
 }
 
+// grpo_loss asks for what comes before the tokens.
+TEST_F(LaunchPpoLossTest, WhatSequencesShareAloneIsTwoSteps) {
+  PpoLossCall call = make({4, 6});
+  call.loss = call.grad = call.counts = call.exact = call.figures = {};
+  call.sequence_weight = tensor(DType::f32, {4});
+  call.sequence_kl_weight = tensor(DType::f32, {4});
+  call.sequence_statistic = tensor(DType::f32, {4});
+  const auto all = run(call);
+  ASSERT_EQ(names(), "count weigh");
+  for (const auto& step : all) {
+    EXPECT_EQ(step.args.sequence_weight, call.sequence_weight.data);
+    EXPECT_EQ(step.args.sequence_kl_weight, call.sequence_kl_weight.data);
+    EXPECT_EQ(step.args.sequence_statistic, call.sequence_statistic.data);
+    EXPECT_NE(step.args.counts, nullptr) << "of the workspace";
+    EXPECT_EQ(step.args.loss, nullptr);
+  }
+}
+
 TEST_F(LaunchPpoLossTest, ABackwardIsOneStepWithoutWorkspace) {
   for (const auto& [tokens, blocks] :
        {std::pair{Int64{1}, 1u}, {1024, 1}, {1025, 2}, {4096 * 1024, 4096}, {1 << 30, 4096}}) {

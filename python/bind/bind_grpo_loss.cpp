@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// grpo_loss on CUDA: from Python arguments to a GrpoLossCall, and its results back.
+#include "python/bind/logp_arguments.hpp"
+#include "python/bind/module.hpp"
+#include "python/bind/ppo_loss_arguments.hpp"
+#include "runtime/cuda/driver.hpp"
+#include "templates/grpo_loss/op.hpp"
+
+#include <array>
+
+namespace rlk::bind {
+namespace {
+
+// Whether one look at each row is worth it, where the logits lie.
+bool fits(py::handle logits) {
+  const TensorArgument bound = bind_first(logits, "grpo_loss: policy_logits", py::none());
+  const Device device = bound.tensor.device;
+  if (device.kind != Device::Kind::cuda) return false;
+  return grpo_loss_fits(bound.tensor,
+                        runtime::cuda::Driver::instance().device(device.index).num_sms);
+}
+
+struct Arguments {
+  TensorArgument logits;
+  LogpArguments rows;
+  GrpoLossCall call;
+};
+
+Arguments bind_arguments(py::handle logits, const LogpOptions& options, py::handle stream) {
+  Arguments bound;
+  bound.logits = bind_first(logits, "grpo_loss: logits", stream);
+  GrpoLossCall& call = bound.call;
+  call.op = &templates::grpo_loss_op;
+  call.pass = jit::Pass::bwd;
+  call.stream = bind_stream(stream, bound.logits, "grpo_loss", "policy_logits");
+  call.logits = bound.logits.tensor;
+  call.device = call.logits.device;
+  bound.rows = bind_logp_arguments(options, call);
+  templates::grpo_loss_op.check(call);
+  return bound;
+}
+
+// (log_probs, row_max, row_log_sum, gradient of the logits). `tensors` are those of ppo_loss, dense
+// as GrpoLossCall has them; of log_probs the shape alone is looked at.
+py::tuple forward(py::handle logits, py::handle target, py::handle temperature, py::handle softcap,
+                  py::handle logit_scale, py::handle mask, py::handle ignore_index,
+                  const py::tuple& tensors, const LossOptions& options, py::handle stream) {
+  auto bound = bind_arguments(
+      logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream);
+  GrpoLossCall& call = bound.call;
+  PpoLossArguments loss = bind_ppo_loss_arguments(tensors, options, stream);
+  templates::ppo_loss_op.check(loss.call);
+  const std::int64_t sequences[] = {loss.call.num_sequences()};
+  Output shared[3];
+  Tensor* const slots[] = {&loss.call.sequence_weight, &loss.call.sequence_kl_weight,
+                           &loss.call.sequence_statistic};
+  for (std::size_t i = 0; i < std::size(shared); ++i) {
+    shared[i] = loss.make(DType::f32, sequences);
+    *slots[i] = shared[i].tensor;
+  }
+  run_call(loss.call, loss.framework, shared);
+  call.loss = loss.call;
+
+  const auto make = [&](DType dtype, const Tensor& like) {
+    return make_output(bound.logits.framework, dtype, call.device, like.dims(), call.stream);
+  };
+  const std::array outputs{make(DType::f32, call.target), make(DType::f32, call.target),
+                           make(DType::f32, call.target), make(call.logits.dtype, call.logits)};
+  call.log_prob = outputs[0].tensor;
+  call.row_max = outputs[1].tensor;
+  call.row_log_sum = outputs[2].tensor;
+  call.grad_logits = outputs[3].tensor;
+  run_call(call, bound.logits.framework, outputs);
+  return py::make_tuple(outputs[0].object, outputs[1].object, outputs[2].object, outputs[3].object);
+}
+
+py::tuple explain(py::handle logits, py::handle target, py::handle temperature, py::handle softcap,
+                  py::handle logit_scale, py::handle mask, py::handle ignore_index) {
+  return explain_call(
+      bind_arguments(logits, {target, temperature, softcap, logit_scale, mask, ignore_index},
+                     py::none())
+          .call);
+}
+
+}  // namespace
+
+void bind_grpo_loss(py::module_& module) {
+  module.def("grpo_loss_fits", fits);
+  module.def("grpo_loss_forward", forward);
+  module.def("grpo_loss_explain", explain);
+}
+
+}  // namespace rlk::bind
