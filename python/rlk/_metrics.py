@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rlk.errors import InvalidArgument
@@ -50,79 +50,10 @@ class Metrics(NamedTuple):
     exact: Tensor  #: int64 [13, 2]: the loss and the sums as integers, high word first
 
 
-class _Unread(Metrics):
-    """Metrics of torch tensors that are made where they are read: mostly few or none are.
-
-    As a tuple it holds what the kernels write, (counts, figures, exact). What is made of it, by
-    `_replace`, a copy or a pickle, is a plain `Metrics`. torch.compile and trees make one of this
-    type from all fields, which it then holds.
-    """
-
-    _make = Metrics._make  # type: ignore[assignment]
-    exact = property(lambda self: tuple.__getitem__(self, -1))
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        if tuple.__len__(self) == 3 and len(self.__dict__) < len(self):  # all at once: cheaper
-            counts, figures, exact = tuple.__iter__(self)
-            made = zip(self._fields, (*counts.unbind(), *figures.unbind(), exact), strict=True)
-            self.__dict__.update({**dict(made), **self.__dict__})
-        return (getattr(self, name) for name in self._fields)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return tuple(self)[index]
-        return getattr(self, self._fields[index])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Metrics, tuple(self)
-
-    def __radd__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
-        return other + tuple(self)
-
-
-def _of_plain(name: str) -> Any:
-    def method(*given: Any) -> Any:
-        plain = [Metrics._make(x) if isinstance(x, _Unread) else x for x in given]
-        return getattr(Metrics, name)(*plain)
-
-    return method
-
-
-class _Field:
-    """Made once: torch.compile looks at a tensor more than once, and expects the same one."""
-
-    def __init__(self, name: str, index: int) -> None:
-        self.name, self.index = name, index
-        self.part = int(index >= NUM_COUNTS)  # counts or figures
-        self.place = index - NUM_COUNTS * self.part
-
-    def __get__(self, metrics: Any, owner: type) -> Any:
-        if metrics is None:  # asked of the type
-            return self
-        if tuple.__len__(metrics) != 3:
-            return tuple.__getitem__(metrics, self.index)
-        found = tuple.__getitem__(metrics, self.part)[self.place]
-        metrics.__dict__[self.name] = found
-        return found
-
-
-for _i, _name in enumerate(Metrics._fields[:-1]):
-    setattr(_Unread, _name, _Field(_name, _i))
-# What else a tuple does with its items.
-for _name in (
-    *("__add__", "__contains__", "__eq__", "__ge__", "__gt__", "__hash__", "__le__", "__lt__"),
-    *("__mul__", "__ne__", "__repr__", "__rmul__", "count", "index"),
-):
-    setattr(_Unread, _name, _of_plain(_name))
-
-
 def make_metrics(counts: Tensor, figures: Tensor, exact: Tensor) -> Metrics:
     """From what the kernels write."""
     if hasattr(counts, "unbind"):
-        return tuple.__new__(_Unread, (counts, figures, exact))
+        return Metrics._make([*counts.unbind(), *figures.unbind(), exact])
     return Metrics._make([*counts, *figures, exact])
 
 

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ppo_loss on torch tensors: autograd, metrics, modes."""
 
-import copy
-import io
-import pickle
-
 import numpy as np
 import pytest
 from losses import Batch, batch, same, same_metrics
@@ -43,85 +39,6 @@ def test_autograd_gives_the_gradients_of_backward():
     grads = b.grads(2.5, **ALL_ON)
     assert same(t.log_probs.grad, grads.log_probs)
     assert same(t.others["entropy"].grad, grads.entropy)
-
-
-def test_metrics_are_made_where_they_are_read():
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Ops(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            found.append(function)
-            return function(*arguments, **(keywords or {}))
-
-    found: list = []
-    metrics = tensors(batch()).loss(**ALL_ON).metrics
-    with Ops():
-        first, again = metrics.clip_ratio, metrics[-2]
-    assert first is again
-    assert found == [torch.ops.aten.select.int]
-
-
-def test_metrics_are_a_tuple_of_all_fields():
-    Metrics = rlk.losses.Metrics
-    want = Metrics(*tensors(batch()).loss(**ALL_ON).metrics)
-    assert type(want) is Metrics
-
-    def made():
-        return tensors(batch()).loss(**ALL_ON).metrics
-
-    metrics = made()
-    assert isinstance(metrics, Metrics)
-    assert len(metrics) == len(Metrics._fields) == 28
-    assert repr(made()) == repr(want)
-    for i, name in enumerate(Metrics._fields):
-        assert same(getattr(made(), name), want[i])
-        assert hasattr(type(metrics), name)
-        assert metrics[i] is metrics[i - 28] is getattr(metrics, name) is [*metrics][i]
-    for index in (28, -29):
-        with pytest.raises(IndexError):
-            metrics[index]
-    assert type(metrics[:3]) is tuple
-    assert same_metrics(made()[1::2], want[1::2])
-    plain = Metrics(*metrics)
-    assert metrics == plain == metrics == tuple(metrics)
-    assert (metrics != plain) is False
-    assert hash(metrics) == hash(plain)
-    assert metrics.num_active in metrics
-    assert metrics.index(metrics.num_active) == 0
-    assert [len(x) for x in ((0, *made()), (0, *made()[:2], 0))] == [29, 4]
-    assert [len(x) for x in (made() + (0,), (0,) + made(), made() * 2, 2 * made())] == [  # noqa: RUF005
-        29,
-        29,
-        56,
-        56,
-    ]
-    assert [*made()._asdict()] == [*Metrics._fields]
-    replaced = made()._replace(exact=3)
-    assert replaced.exact == 3
-    assert same_metrics(replaced[:-1], want[:-1])
-
-
-def test_metrics_are_copied_as_the_tuple_that_they_are():
-    from torch.utils._pytree import tree_map
-
-    metrics = tensors(batch()).loss(**ALL_ON).metrics
-    file = io.BytesIO()
-    torch.save(tensors(batch()).loss(**ALL_ON).metrics, file)
-    file.seek(0)
-    copies = [
-        *(pickle.loads(pickle.dumps(metrics, p)) for p in range(pickle.HIGHEST_PROTOCOL + 1)),
-        torch.load(file, weights_only=False),
-        copy.copy(metrics),
-        copy.deepcopy(metrics),
-        metrics._make(metrics),
-        type(metrics)(*metrics),
-        tree_map(torch.clone, metrics),
-    ]
-    for found in copies:
-        assert isinstance(found, rlk.losses.Metrics)
-        assert same_metrics(found, metrics)
-        assert found.clip_ratio is found[-2]
-        assert len(pickle.loads(pickle.dumps(found))) == 28
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
