@@ -26,7 +26,8 @@ TEST(ParseSpecialization, EveryOpsGenericsAndSpecializedFormsAreReadBack) {
   ASSERT_FALSE(templates::ops().empty());
   for (const Target target : all_targets()) {
     for (const Op* op : templates::ops()) {
-      ASSERT_FALSE(op->generic_variants(target).empty());
+      // An op may be of CUDA alone.
+      ASSERT_FALSE(backend(target) == Backend::cuda && op->generic_variants(target).empty());
       for (const Specialization& generic : op->generic_variants(target)) {
         EXPECT_EQ(parse_specialization(generic.text()), generic) << generic.text();
         // Each constant alone, and all of them.
