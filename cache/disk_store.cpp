@@ -221,7 +221,7 @@ void DiskStore::warn_once(const std::string& id, const std::string& message) {
     const std::lock_guard lock(warned_mutex_);
     is_first = warned_.insert(id).second;
   }
-  log().log(is_first ? spdlog::level::warn : spdlog::level::debug, "cache: {}", message);
+  log().log(is_first ? LogLevel::warn : LogLevel::debug, "cache: {}", message);
 }
 
 }  // namespace rlk::cache

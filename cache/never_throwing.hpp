@@ -13,10 +13,7 @@ void never_throwing(const char* verb, Call&& call) noexcept {
   try {
     call();
   } catch (const std::exception& error) {
-    try {
-      log().warn("cache: {}: {}", verb, error.what());
-    } catch (...) {
-    }
+    log().warn("cache: {}: {}", verb, error.what());
   } catch (...) {
   }
 }

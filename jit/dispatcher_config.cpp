@@ -24,7 +24,7 @@ std::atomic<Dispatcher*> made_instance{nullptr};
 cache::StoreOptions store_options(const Settings& settings) {
   Layers layers = choose_layers(settings);
   // With RLK_JIT=off nothing is stored anywhere.
-  const auto level = settings.policy == Policy::off ? spdlog::level::info : spdlog::level::warn;
+  const auto level = settings.policy == Policy::off ? LogLevel::info : LogLevel::warn;
   if (!layers.note.empty()) log().log(level, "cache: {}", layers.note);
   return std::move(layers.options);
 }

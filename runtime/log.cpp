@@ -5,9 +5,13 @@
 
 #include "runtime/error.hpp"
 
+#include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
 
+#include <exception>
 #include <memory>
+#include <ostream>
 #include <utility>
 
 namespace rlk {
@@ -25,21 +29,48 @@ spdlog::level::level_enum level_of(std::string_view name, std::string_view sourc
                         name);
 }
 
-}  // namespace
+spdlog::sink_ptr sink_to(std::ostream* stream) {
+  spdlog::sink_ptr sink;
+  if (stream == nullptr) {
+    sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+    sink->set_pattern("rlk: %l: %v");
+  } else {
+    sink = std::make_shared<spdlog::sinks::ostream_sink_mt>(*stream);
+    sink->set_pattern("%l: %v");
+  }
+  return sink;
+}
 
-spdlog::logger& log() {
+spdlog::logger& logger() {
   // Leaked on purpose: worker threads may still log while the process's statics are destroyed.
   static spdlog::logger* logger = [] {
-    auto* made = new spdlog::logger("rlk", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    made->set_pattern("rlk: %l: %v");
+    auto* made = new spdlog::logger("rlk", sink_to(nullptr));
     made->set_level(spdlog::level::warn);
     return made;
   }();
   return *logger;
 }
 
+}  // namespace
+
+void Log::write(LogLevel level, fmt::string_view format, fmt::format_args args) noexcept {
+  constexpr spdlog::level::level_enum levels[] = {spdlog::level::debug, spdlog::level::info,
+                                                  spdlog::level::warn};
+  try {
+    const auto at = levels[static_cast<int>(level)];
+    if (logger().should_log(at)) logger().log(at, fmt::vformat(format, args));
+  } catch (const std::exception&) {
+  }
+}
+
 void set_log_level(std::string_view name, std::string_view source) {
-  log().set_level(level_of(name, source));
+  logger().set_level(level_of(name, source));
+}
+
+std::ostream* set_log_stream(std::ostream* stream) {
+  static std::ostream* current = nullptr;
+  logger().sinks() = {sink_to(stream)};
+  return std::exchange(current, stream);
 }
 
 }  // namespace rlk

@@ -1,17 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one logger, `rlk`, on stderr. Level warn unless RLK_LOG says otherwise.
+// The one logger, `rlk`, on stderr. Level warn unless RLK_LOG says otherwise. spdlog is in log.cpp
+// alone: its header takes seconds to compile.
 #pragma once
 
-#include <spdlog/spdlog.h>
+#include <fmt/format.h>
 
+#include <iosfwd>
 #include <string_view>
 
 namespace rlk {
 
-spdlog::logger& log();
+enum class LogLevel { debug, info, warn };
+
+// What cannot be formatted is dropped: logging throws nothing.
+class Log {
+ public:
+  template <class... Args>
+  void log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
+    write(level, format, fmt::make_format_args(args...));
+  }
+  template <class... Args>
+  void debug(fmt::format_string<Args...> format, Args&&... args) {
+    write(LogLevel::debug, format, fmt::make_format_args(args...));
+  }
+  template <class... Args>
+  void info(fmt::format_string<Args...> format, Args&&... args) {
+    write(LogLevel::info, format, fmt::make_format_args(args...));
+  }
+  template <class... Args>
+  void warn(fmt::format_string<Args...> format, Args&&... args) {
+    write(LogLevel::warn, format, fmt::make_format_args(args...));
+  }
+
+ private:
+  static void write(LogLevel level, fmt::string_view format, fmt::format_args args) noexcept;
+};
+
+inline Log log() { return {}; }
 
 // Level names: trace, debug, info, warn, error, off. Throws InvalidArgument on any other,
 // naming where it came from.
 void set_log_level(std::string_view name, std::string_view source = "RLK_LOG");
+
+// For tests: the log goes to the stream instead, or to stderr again if null. Returns the one
+// before.
+std::ostream* set_log_stream(std::ostream* stream);
 
 }  // namespace rlk

@@ -4,26 +4,19 @@
 
 #include "runtime/log.hpp"
 
-#include <spdlog/sinks/ostream_sink.h>
-
 #include <algorithm>
-#include <memory>
+#include <ostream>
 #include <sstream>
 #include <string>
-#include <vector>
 
 namespace rlk::test {
 
 class CapturedLog {
  public:
-  CapturedLog() : sinks_(log().sinks()) {
-    auto sink = std::make_shared<spdlog::sinks::ostream_sink_mt>(text_);
-    sink->set_pattern("%l: %v");
-    log().sinks() = {sink};
-  }
+  CapturedLog() : before_(set_log_stream(&text_)) {}
   CapturedLog(const CapturedLog&) = delete;
   CapturedLog& operator=(const CapturedLog&) = delete;
-  ~CapturedLog() { log().sinks() = sinks_; }
+  ~CapturedLog() { set_log_stream(before_); }
 
   std::string text() const { return text_.str(); }
   long num_lines() const { return std::ranges::count(text_.str(), '\n'); }
@@ -32,7 +25,7 @@ class CapturedLog {
 
  private:
   std::ostringstream text_;
-  std::vector<spdlog::sink_ptr> sinks_;
+  std::ostream* before_;
 };
 
 }  // namespace rlk::test
