@@ -4,12 +4,12 @@
 
 #include "runtime/error.hpp"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <ctime>
 
 namespace rlk::cli {
 
@@ -48,7 +48,9 @@ std::string time_text(std::int64_t seconds) {
   std::tm calendar{};
   const std::time_t time = seconds;
   if (::gmtime_r(&time, &calendar) == nullptr) return std::to_string(seconds);
-  return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", calendar);
+  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02}:{:02} UTC", 1900L + calendar.tm_year,
+                     calendar.tm_mon + 1, calendar.tm_mday, calendar.tm_hour, calendar.tm_min,
+                     calendar.tm_sec);
 }
 
 std::int64_t seconds_named(const std::string& text, std::string_view source) {
