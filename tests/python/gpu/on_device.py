@@ -54,6 +54,18 @@ def tensor(array: Any, dtype: str | None = None) -> Any:
     return found if dtype is None else found.to(getattr(torch, dtype))
 
 
+def graph_of(step: Any) -> tuple[Any, Any]:
+    """A CUDA graph of step(), and the results that its replays write."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(2):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    return graph, found
+
+
 def upload(p: Problem, dtype: str = "float32", bias: str = "float32") -> Problem:
     """The problem as tensors on the device; `bias` is a dtype, or "same" for that of weight."""
     return Problem(

@@ -6,7 +6,7 @@ Each test asks `explain_grpo_loss` first that its call is of that way.
 
 import numpy as np
 import pytest
-from on_device import DEVICE, cuda_only, spaced, torch, transposed
+from on_device import DEVICE, cuda_only, graph_of, spaced, torch, transposed
 from reference import same_bits
 
 import rlk
@@ -198,24 +198,12 @@ def test_inactive_tokens_may_hold_anything(dtype):
     assert nobody[3].count_nonzero() == 0
 
 
-def captured(b, upstream=1.0, **options):
-    """The results of a call and the graph that makes them anew from the same tensors."""
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for _ in range(2):
-            at_once(b, upstream, **options)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = at_once(b, upstream, **options)
-    for tensor in found:
-        tensor.fill_(torch.nan)
-    return graph, found
-
-
 def test_a_graph_captures_it():
     b = Batch(3331)
     want = at_once(b, 2.0)
-    graph, found = captured(b, 2.0)
+    graph, found = graph_of(lambda: at_once(b, 2.0))
+    for tensor in found:
+        tensor.fill_(torch.nan)
     graph.replay()
     assert_same(found, want)
 
@@ -223,7 +211,7 @@ def test_a_graph_captures_it():
 # From a graph, so that no later launch of the same call tells the error first.
 def test_an_id_out_of_range_shows():
     b = Batch(1000)
-    graph, (loss, _, _, grad) = captured(b)
+    graph, (loss, _, _, grad) = graph_of(lambda: at_once(b))
     at = tuple(b.mask.nonzero()[0].tolist())
     b.ids[at] = 1000
     graph.replay()

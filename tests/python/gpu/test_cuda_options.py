@@ -10,6 +10,7 @@ from on_device import (
     VOCAB,
     Problem,
     cuda_only,
+    graph_of,
     leaves,
     make,
     tensor,
@@ -322,11 +323,7 @@ def test_replays_of_a_graph_follow_changed_inputs(specialize):
     def calls():
         return everything(p, **OPTIONS, mask=mask)
 
-    calls()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        results = calls()
+    graph, results = graph_of(calls)
     for seed in (1, 2):
         other = make(200, DIM, VOCAB, "bfloat16", bias="float32", seed=seed)
         few = torch.arange(200, device=DEVICE) % (seed + 1) == 0
