@@ -2,25 +2,15 @@
 // grpo_loss for the dispatcher: its constants, check, entry points and variants.
 #include "templates/grpo_loss/op.hpp"
 
-#include "runtime/error.hpp"
 #include "templates/common/logp/check.hpp"
-#include "templates/common/logp/cpu_types.h"
+#include "templates/common/logp/variants.hpp"
 #include "templates/grpo_loss/launch.hpp"
-#include "templates/logp/check.hpp"
 
 namespace rlk {
 namespace {
 
-// As in logp's constants.
-constexpr std::string_view k_types[] = {"none", "f32", "bf16", "f16"};
-constexpr std::string_view k_off_on[] = {"", "yes"};
-
-constexpr jit::ConstantDef k_constants[] = {
-    {"x", "kX", k_types, /*may_be_run_time=*/false},
-    {"V", "kV"},
-    {"softcap", "kSoftcap", k_off_on},
-    {"logit_scale", "kLogitScale", k_off_on},
-};
+// Without entropy.
+constexpr auto k_constants = std::span(k_logits_constants).first<4>();
 
 constexpr const char* k_entries[] = {"rlk_grpo_loss_bwd_pack", "rlk_grpo_loss_bwd_main"};
 
@@ -29,16 +19,12 @@ std::span<const char* const> entries(jit::Pass pass, Backend backend) {
   return k_entries;
 }
 
-constexpr CpuType type_code(DType dtype) {
-  return dtype == DType::f32 ? kTypeFloat32 : dtype == DType::bf16 ? kTypeBfloat16 : kTypeFloat16;
-}
-
 jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning&) {
   const auto& call = static_cast<const GrpoLossCall&>(base);
   return {call.op,
           call.pass,
           target,
-          {type_code(call.logits.dtype), call.logits.shape[call.logits.rank - 1],
+          {storage_type(call.logits.dtype), call.logits.shape[call.logits.rank - 1],
            call.softcap.has_value(), call.logit_scale != 1.0}};
 }
 
@@ -60,7 +46,7 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
   return {{&templates::grpo_loss_op,
            pass,
            target,
-           {type_code(dtype), shape.vocab, shape.softcap.has_value(), shape.logit_scale != 1}}};
+           {storage_type(dtype), shape.vocab, shape.softcap.has_value(), shape.logit_scale != 1}}};
 }
 
 }  // namespace

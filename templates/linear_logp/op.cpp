@@ -3,6 +3,7 @@
 #include "templates/linear_logp/op.hpp"
 
 #include "templates/common/logp/check.hpp"
+#include "templates/common/logp/variants.hpp"
 #include "templates/linear_logp/check.hpp"
 #include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/launch.hpp"
@@ -14,11 +15,6 @@
 
 namespace rlk {
 namespace {
-
-// Words of the codes of CpuType in cpu_args.h, which are those of CUDA's templates too.
-constexpr std::string_view k_types[] = {"none", "f32", "bf16", "f16"};
-
-constexpr std::string_view k_off_on[] = {"", "yes"};
 
 constexpr auto k_tile_names = [] {
   std::array<std::string_view, std::size(kLinearLogpSm90Tiles)> names;
@@ -37,7 +33,7 @@ constexpr auto k_tile_words = [] {
 constexpr std::array<std::int64_t, jit::k_num_row_classes> k_own_tiles = {1, 2, 0};
 
 constexpr jit::ConstantDef k_constants[] = {
-    {"x", "kX", k_types, /*may_be_run_time=*/false},
+    {"x", "kX", k_type_words, /*may_be_run_time=*/false},
     {"V", "kV"},
     {"D", "kD"},
     {"softcap", "kSoftcap", k_off_on},

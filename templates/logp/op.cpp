@@ -3,36 +3,19 @@
 #include "templates/logp/op.hpp"
 
 #include "templates/common/logp/check.hpp"
-#include "templates/common/logp/cpu_types.h"
+#include "templates/common/logp/variants.hpp"
 #include "templates/logp/check.hpp"
 #include "templates/logp/launch.hpp"
 
 namespace rlk {
 namespace {
 
-// Words of the codes of CpuType, which are those of CUDA's templates too.
-constexpr std::string_view k_types[] = {"none", "f32", "bf16", "f16"};
-
-constexpr std::string_view k_off_on[] = {"", "yes"};
-
-constexpr jit::ConstantDef k_constants[] = {
-    {"x", "kX", k_types, /*may_be_run_time=*/false},
-    {"V", "kV"},
-    {"softcap", "kSoftcap", k_off_on},
-    {"logit_scale", "kLogitScale", k_off_on},
-    {"entropy", "kEntropy", k_off_on},
-};
-
-constexpr CpuType type_code(DType dtype) {
-  return dtype == DType::f32 ? kTypeFloat32 : dtype == DType::bf16 ? kTypeBfloat16 : kTypeFloat16;
-}
-
 jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning&) {
   const auto& call = static_cast<const LogpCall&>(base);
   return {call.op,
           call.pass,
           target,
-          {type_code(call.logits.dtype), call.logits.shape[call.logits.rank - 1],
+          {storage_type(call.logits.dtype), call.logits.shape[call.logits.rank - 1],
            call.softcap.has_value(), call.logit_scale != 1.0, call.needs_entropy()}};
 }
 
@@ -55,7 +38,7 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
     variants.push_back({&templates::logp_op,
                         pass,
                         target,
-                        {type_code(dtype), shape.vocab, shape.softcap.has_value(),
+                        {storage_type(dtype), shape.vocab, shape.softcap.has_value(),
                          shape.logit_scale != 1, entropy}});
   }
   return variants;
@@ -65,8 +48,8 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
 
 namespace templates {
 const jit::Op logp_op{
-    "logp",       k_constants,       check_logp,       specialize,     launch_logp,
-    logp_entries, logp_shared_bytes, generic_variants, model_variants,
+    "logp",       k_logits_constants, check_logp,       specialize,     launch_logp,
+    logp_entries, logp_shared_bytes,  generic_variants, model_variants,
 };
 }  // namespace templates
 
