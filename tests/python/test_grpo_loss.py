@@ -234,10 +234,13 @@ def test_without_beta_no_reference_is_read():
 
 
 @pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean_valid", "prompt_mean"])
-def test_packed_is_padded(reduction):
+@pytest.mark.parametrize("lengths", [None, [0, 3, 1, 0, 2, 0]], ids=["", "a token a sequence"])
+def test_packed_is_padded(reduction, lengths):
     p = draw(6, 9)
-    lengths = [int(np.flatnonzero(row)[-1]) + 1 if row.any() else 0 for row in p.mask]
+    if lengths is None:
+        lengths = [int(np.flatnonzero(row)[-1]) + 1 if row.any() else 0 for row in p.mask]
     kept = np.arange(9) < np.array(lengths)[:, None]
+    p = p.but(mask=p.mask & kept)
     packed = p.but(rewards=None).map(lambda x: x[kept]).but(rewards=p.rewards)
     options = {**PAIRS, "loss_reduction": reduction, "beta": 0.5}
     starts = np.cumsum([0, *lengths])

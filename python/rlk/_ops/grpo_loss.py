@@ -356,7 +356,7 @@ def forward(
             )
     loss = call.loss._replace(
         log_probs=log_probs,
-        advantages=advantages,
+        advantages=_column(advantages),
         loss_mask=active,
         ref_log_probs=ref_log_probs,
         entropy=entropy,
@@ -369,6 +369,13 @@ def forward(
             loss, stream, needs_grad, needs_grad and options.needs_entropy
         )
     return value, figures, Saved(row_max, row_log_sum, entropy, grad, grad_entropy), made
+
+
+def _column(advantages: Tensor) -> Tensor:
+    """[B, 1]: of as many packed tokens, [B] would be one a token."""
+    if isinstance(advantages, _core.Array):
+        advantages = sys.modules["torch"].from_dlpack(advantages)
+    return advantages.reshape(-1, 1)
 
 
 def expect_one_a_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: Tensor) -> None:
