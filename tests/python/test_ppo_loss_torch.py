@@ -83,7 +83,11 @@ def test_a_second_derivative_is_refused():
     t = tensors(batch())
     (grad,) = torch.autograd.grad(t.loss().loss, t.log_probs, create_graph=True)
     with pytest.raises(rlk.Unsupported, match="second"):
-        grad.sum().backward()
+        grad.sum().backward(retain_graph=True)
+    # Where log_probs alone are asked for, and have another way to them.
+    penalty = grad.square().sum() + t.log_probs.sum()
+    with pytest.raises(rlk.Unsupported, match="second"):
+        torch.autograd.grad(penalty, t.log_probs)
 
 
 def test_no_grad_and_inference_mode():
@@ -110,6 +114,13 @@ def test_only_entropy_needs_a_gradient():
     t = t.but(log_probs=t.log_probs.detach())
     t.loss(**ALL_ON).loss.backward()
     assert t.others["entropy"].grad.abs().sum() > 0
+
+
+def test_a_gradient_asks_for_log_probs_of_torch():
+    t = tensors(batch())
+    t = t.but(log_probs=t.log_probs.detach().numpy())
+    with pytest.raises(rlk.InvalidArgument, match=r"^ppo_loss: log_probs: expected a torch tensor"):
+        t.loss(entropy_coef=0.1)
 
 
 def test_against_autograd():

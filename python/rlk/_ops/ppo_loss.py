@@ -47,7 +47,7 @@ def ppo_loss(
         log_probs: ``[B, T]``, or ``[N]`` with cu_seqlens, or ``[T]``: one sequence. Any floating
             dtype; old_log_probs, rollout_logprobs, ref_log_probs, entropy have its shape.
         old_log_probs: of the policy before the update.
-        advantages: of log_probs' shape, or ``[B]``: one a sequence.
+        advantages: of log_probs' shape, or ``[B]``, ``[B, 1]``: one a sequence.
         loss_mask: of log_probs' shape, bool, integer or float of 0 and 1; None: all active.
             Inactive tokens may hold anything, NaN included.
         stream: as in `linear_logp`.
@@ -124,7 +124,8 @@ def ppo_loss_backward(
         Others: as `ppo_loss`.
 
     Returns:
-        `PpoLossGrads`, each of log_probs' shape, in the dtype of what it is the gradient of.
+        `PpoLossGrads`, each of log_probs' shape, in the dtype of what it is the gradient of; for
+        float64 in float32.
 
     Raises:
         rlk.InvalidArgument: as `ppo_loss`.

@@ -10,21 +10,19 @@ import torch
 from rlk import _core
 from rlk._metrics import make_metrics
 from rlk._ops.ppo_loss import Call, PpoLoss, forward
-from rlk._ops.torch_common import once, refuse_tangents
+from rlk._ops.torch_common import expect_tensor, once, refuse_tangents
 
 
-def _scaled(upstream: Any, saved: Any, dtype: Any) -> Any:
-    """upstream * saved, in dtype."""
+def _scaled(upstream: Any, saved: Any, of: Any) -> Any:
+    """upstream * saved, in the dtype of what it is the gradient of."""
     if saved is None:
         return None
-    like = saved if dtype == saved.dtype else saved.new_empty(0, dtype=dtype)
+    like = saved if of.dtype == saved.dtype else of
 
     def compute() -> Any:
         return _core.ppo_loss_backward(upstream, saved, like)
 
-    # With create_graph the gradient must not look like a constant, even if the upstream is one.
-    asking = saved.new_empty(0).requires_grad_() if torch.is_grad_enabled() else None
-    return once("ppo_loss", compute, upstream, asking)
+    return once("ppo_loss", compute, upstream, of)
 
 
 class _PpoLoss(torch.autograd.Function):
@@ -34,8 +32,9 @@ class _PpoLoss(torch.autograd.Function):
     ) -> Any:
         needs, needs_entropy = ctx.needs_input_grad[:2]
         loss, *written[:], grad, grad_entropy = forward(call, stream, needs, needs_entropy)
-        ctx.save_for_backward(grad, grad_entropy)
-        ctx.dtypes = (log_probs.dtype, None if entropy is None else entropy.dtype)
+        # The inputs for their dtype, and so that the gradient looks like a function of them.
+        inputs = log_probs if needs else None, entropy if needs_entropy else None
+        ctx.save_for_backward(grad, grad_entropy, *inputs)
         ctx.set_materialize_grads(False)
         return loss
 
@@ -43,14 +42,14 @@ class _PpoLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Any) -> Any:
         if upstream is None:
             return None, None, None, None, None
-        grad, grad_entropy = ctx.saved_tensors
-        dtype, entropy_dtype = ctx.dtypes
-        of_entropy = _scaled(upstream, grad_entropy, entropy_dtype)
-        return _scaled(upstream, grad, dtype), of_entropy, None, None, None
+        grad, grad_entropy, log_probs, entropy = ctx.saved_tensors
+        of_entropy = _scaled(upstream, grad_entropy, entropy)
+        return _scaled(upstream, grad, log_probs), of_entropy, None, None, None
 
 
 def ppo_loss(call: Call, stream: int | None) -> PpoLoss:
     """`rlk.jit.ppo_loss` where log_probs or entropy need a gradient."""
+    expect_tensor("ppo_loss", "log_probs", call.log_probs)
     refuse_tangents("ppo_loss", log_probs=call.log_probs, entropy=call.entropy)
     written: list[Any] = []  # beside autograd, which would look at each as at an output
     loss = _PpoLoss.apply(call.log_probs, call.entropy, call, stream, written)
