@@ -52,6 +52,7 @@ NEEDS_GLOBAL = {
 }
 OVERFLOW_LOG = 88.72283  # e^x leaves fp32 above
 NAMES = tuple(f.name for f in fields(Rules) if f.name not in OF_SYSTEM)
+KEPT = (str, int, float, type(None), Real)  # what values of options are, pairs apart
 VERL_WORDS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}  # verl's second names of estimators
 #: What other systems call an option: docs/ppo_loss.md has them by system.
 ELSEWHERE = {
@@ -123,13 +124,13 @@ def resolve(has_boundaries: bool, has_weights: bool, options: dict[str, Any]) ->
     # By type too: True is no number where 1 is one, though they are equal.
     pairs: tuple[tuple[type, ...], ...] = ()
     for value in options.values():
+        is_kept = isinstance(value, KEPT)
         if isinstance(value, tuple):
             pairs = (*pairs, (*map(type, value),))
-    try:
-        return _kept(pairs, has_boundaries, has_weights, **options)
-    except TypeError:  # unhashable: wrong, or the value of an option that is off
-        pass
-    return _resolve(has_boundaries, has_weights, **options)
+            is_kept = all(isinstance(item, KEPT) for item in value)
+        if not is_kept:  # wrong, or of an option that is off: a tensor, say, that would live on
+            return _resolve(has_boundaries, has_weights, **options)
+    return _kept(pairs, has_boundaries, has_weights, **options)
 
 
 def _resolve(
@@ -154,7 +155,7 @@ def _resolve(
         if not isinstance(chosen[name], bool):
             fail(name, "True or False", text(chosen[name]))
     for name in ("kl_coef", "entropy_coef"):
-        _number(name, chosen[name], -1e30, 1e30)
+        _number(name, chosen, -1e30, 1e30)
     _caps(own, chosen)
     for name in _switched_off(chosen):
         own[name], chosen[name] = None, getattr(base, name)
@@ -301,10 +302,12 @@ def as_float(value: Any) -> float | None:
         return None
 
 
-def _number(name: str, value: Any, least: float, most: float) -> None:
-    number = as_float(value)
+def _number(name: str, chosen: dict[str, Any], least: float, most: float) -> None:
+    """Checks it, and makes it a float: NumPy's of few bits reckon in few bits."""
+    number = as_float(chosen[name])
     if number is None or not least <= number <= most:  # also NaN
-        fail(name, f"a number from {least:g} to {most:g}", text(value))
+        fail(name, f"a number from {least:g} to {most:g}", text(chosen[name]))
+    chosen[name] = number
 
 
 def _numbers(chosen: dict[str, Any]) -> None:
@@ -320,10 +323,10 @@ def _numbers(chosen: dict[str, Any]) -> None:
         "kl_output_clamp": (0.0, inf),
     }
     for name, (least, most) in ranges.items():
-        _number(name, chosen[name], least, most)
+        _number(name, chosen, least, most)
     if chosen["delta"] is not None:
-        _number("delta", chosen["delta"], 0.0, inf)
-    _number("tis_imp_ratio_floor", chosen["tis_imp_ratio_floor"], 0.0, chosen["tis_imp_ratio_cap"])
+        _number("delta", chosen, 0.0, inf)
+    _number("tis_imp_ratio_floor", chosen, 0.0, chosen["tis_imp_ratio_cap"])
     for name in ("log_ratio_clamp", "gspo_log_ratio_clamp"):
         low, high = bounds(name, chosen[name])
         if not low < high:

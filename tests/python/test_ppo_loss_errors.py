@@ -143,6 +143,15 @@ def test_what_is_no_value_of_an_option(wrong):
         refused("^ppo_loss: global_tokens: expected", global_tokens=wrong)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["eps_clip_low", "eps_clip_high", "kl_coef"])
+def test_a_number_of_few_bits_is_taken_as_it_is(name):
+    number = np.float16(0.2)
+    switch = switch_of(name)
+    got, want = (batch().loss(**{**switch, name: n}) for n in (number, float(number)))
+    assert same_metrics(got.metrics, want.metrics)
+
+
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ppo_loss on torch tensors: autograd, metrics, modes."""
 
+import weakref
+
 import numpy as np
 import pytest
 from losses import Batch, batch, same, same_metrics
@@ -121,6 +123,16 @@ def test_a_gradient_asks_for_log_probs_of_torch():
     t = t.but(log_probs=t.log_probs.detach().numpy())
     with pytest.raises(rlk.InvalidArgument, match=r"^ppo_loss: log_probs: expected a torch tensor"):
         t.loss(entropy_coef=0.1)
+
+
+def test_what_is_off_is_not_kept():
+    t = tensors(batch())
+    for off in (lambda x: x, lambda x: (0.0, x)):
+        value = torch.ones(3)
+        seen = weakref.ref(value)
+        t.loss(cispo_bounds=off(value))
+        del value
+        assert seen() is None
 
 
 def test_against_autograd():
