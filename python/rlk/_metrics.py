@@ -76,7 +76,8 @@ def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
         (loss, metrics), the loss float32 of 0 dimensions.
 
     Raises:
-        rlk.InvalidArgument: no parts, what is no `Metrics`, or one of other arrays.
+        rlk.InvalidArgument: no parts, what is no `Metrics`, one of other arrays, or both of torch's
+            and NumPy's.
 
     Example:
         >>> loss, metrics = rlk.losses.combine([first.metrics, second.metrics])
@@ -93,6 +94,11 @@ def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
     if not found:
         raise InvalidArgument("combine: parts: expected at least one Metrics, got none")
     xp = _arrays(found[0].exact)
+    for part in found:
+        other = _arrays(part.exact)
+        if other is not xp:
+            got = f"{xp.__name__} and {other.__name__}"
+            raise InvalidArgument(f"combine: parts: expected metrics of one framework, got {got}")
     counts = [sum(p[i] for p in found[1:]) + found[0][i] for i in range(NUM_COUNTS)]
     exact = _add(xp, xp.stack([p.exact for p in found]))
     values = _values(xp, exact)

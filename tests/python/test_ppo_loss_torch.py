@@ -176,6 +176,13 @@ def test_global_counts_as_tensors():
         t.loss(global_tokens=torch.tensor(7.0))
 
 
+def test_metrics_of_two_frameworks_do_not_combine():
+    parts = [batch().loss().metrics, tensors(batch()).loss().metrics]
+    for mixed in (parts, parts[::-1]):
+        with pytest.raises(rlk.InvalidArgument, match=r"^combine: parts: expected .* of one"):
+            rlk.losses.combine(mixed)
+
+
 def test_metrics_of_shards_combine():
     """TRL 6021, 6078; AReaL 1572."""
     t = tensors(batch(8))
