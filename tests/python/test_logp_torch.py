@@ -84,6 +84,8 @@ def test_in_place_is_refused_where_it_would_be_wrong():
     shared = (leaf[:1] * 1).expand(3, 4, 310)
     with pytest.raises(rlk.InvalidArgument, match=r"^logp: inplace_backward: .*share no memory"):
         rlk.jit.logp(shared, p.target, inplace_backward=True)
+    with pytest.raises(rlk.InvalidArgument, match=r"^logp: inplace_backward: expected True or"):
+        rlk.jit.logp(leaf * 1, p.target, inplace_backward=p.target)
     # The logits are gone after one backward.
     _, _, found = run(p, True)
     found.sum().backward(retain_graph=True)

@@ -72,9 +72,10 @@ def logp(
     _, temperature, softcap, logit_scale, *_ = options
     refuse_tangents("logp", logits=logits)
     refuse_options("logp", temperature, softcap, logit_scale)
-    if in_place and logits.requires_grad and logits.is_leaf:
+    result = _Logp.apply(logits, options, stream, return_entropy, return_lse, in_place)
+    if in_place and logits.requires_grad and logits.is_leaf:  # the core has seen that it is a flag
         raise InvalidArgument(
             "logp: inplace_backward: expected logits that an operation made, got a leaf, whose "
             "values would become its gradient"
         )
-    return _Logp.apply(logits, options, stream, return_entropy, return_lse, in_place)
+    return result
