@@ -183,6 +183,22 @@ def test_packed_is_padded():
     assert_same((*found, grad), (*want[:3], want[3][kept]))
 
 
+# Rewards, too, are [N] then.
+def test_as_many_packed_tokens_as_sequences():
+    b = Batch(193, rows=3000, length=2)
+    lengths = 2 * torch.randint(2, (1500, 1), device=DEVICE).repeat(1, 2)
+    lengths[:, 1] = 2 - lengths[:, 0]
+    kept = torch.arange(2, device=DEVICE) < lengths.view(3000, 1)
+    b = b.but(mask=kept)
+    names = ("policy", "ref", "ids", "old", "mask")
+    packed = b.but(**{name: getattr(b, name)[kept] for name in names})
+    assert packed.ids.numel() == len(b.rewards)
+    starts = torch.tensor(np.cumsum([0, *kept.sum(1).tolist()]), device=DEVICE)
+    *found, grad = at_once(packed, cu_seqlens=starts)
+    *want, whole = at_once(b)
+    assert_same((*found, grad), (*want, whole[kept]))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inactive_tokens_may_hold_anything(dtype):
     b = Batch(3331, dtype)
