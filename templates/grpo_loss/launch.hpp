@@ -8,6 +8,9 @@ namespace rlk {
 
 void check_grpo_loss(const jit::OpCall& call);
 
+// The partials of a row lie in a block's shared memory.
+bool grpo_loss_takes(std::int64_t vocab);
+
 // How a multiprocessor takes rows of a vocabulary: as many at once as it keeps whole, up to four.
 struct GrpoLossRows {
   int blocks, threads, shared_bytes;

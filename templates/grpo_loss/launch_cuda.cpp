@@ -38,11 +38,6 @@ T* pointer(const Tensor& tensor) {
   return tensor.present() ? static_cast<T*>(tensor.data) : nullptr;
 }
 
-// The partials of a row lie in shared memory.
-bool takes_columns(const Tensor& logits) {
-  return logp_num_leaves(logits.shape[logits.rank - 1]) <= kLogpMostSharedLeaves;
-}
-
 PpoLossArgs loss_args(Arena& arena, const PpoLossCall& call) {
   PpoLossArgs args = ppo_loss_sizes(call);
   args.starts = pointer<long long>(call.cu_seqlens);
@@ -77,15 +72,17 @@ Plan make_plan(Arena& arena, const GrpoLossCall& call) {
 void check_grpo_loss(const jit::OpCall& base) {
   const auto& call = static_cast<const GrpoLossCall&>(base);
   check_logits(call);
-  if (takes_columns(call.logits)) return;
+  if (grpo_loss_takes(call.logits.shape[call.logits.rank - 1])) return;
   throw InvalidArgument("grpo_loss: logits: expected at most {} columns, got {}",
                         kLogpMostSharedLeaves * kLogpLeaf, text(call.logits.dims()));
 }
 
+bool grpo_loss_takes(std::int64_t vocab) { return logp_num_leaves(vocab) <= kLogpMostSharedLeaves; }
+
 bool grpo_loss_fits(const Tensor& logits, int num_sms) {
-  if (logits.rank == 0 || logits.num_elements() == 0 || !takes_columns(logits)) return false;
-  const Int64 rows = logits.num_elements() / logits.shape[logits.rank - 1];
-  return rows >= k_least_rows_of_sm * num_sms;
+  if (logits.rank == 0 || logits.num_elements() == 0) return false;
+  const Int64 vocab = logits.shape[logits.rank - 1], rows = logits.num_elements() / vocab;
+  return grpo_loss_takes(vocab) && rows >= k_least_rows_of_sm * num_sms;
 }
 
 GrpoLossRows grpo_loss_rows(std::int64_t vocab, int element_bytes, int most_shared) {

@@ -43,6 +43,7 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
                                                 jit::Pass pass, Target target, const jit::Tuning&) {
   check_logp_model(templates::grpo_loss_op, shape);
   if (pass == jit::Pass::fwd || backend(target) == Backend::cpu) return {};
+  if (!grpo_loss_takes(shape.vocab)) return {};
   return {{&templates::grpo_loss_op,
            pass,
            target,

@@ -95,6 +95,14 @@ def test_what_is_asked_for_is_compiled_and_no_more(cache):
             "follow from a call's options",
         ),
         ({"models": "V=3,D=5", "op": "group_advantages"}, "got group_advantages, whose kernels"),
+        (
+            {"models": "V=3,D=5", "op": "grpo_loss", "arch": "x86-64-v3"},
+            "--op: expected an op with kernels for x86-64-v3 .*, got grpo_loss, which has them for",
+        ),
+        (
+            {"models": "V=3,D=5", "op": "grpo_loss", "arch": "sm_90a", "passes": "fwd"},
+            "--op: expected an op with kernels for sm_90a and this --pass, got grpo_loss",
+        ),
         ({"models": "V=3,D=5", "tp": 2}, "expected a vocabulary that 2 shards divide, got 3"),
         ({"models": "V=3,D=5", "tp": 0}, "--tp"),
         ({"trace": "no/such"}, "trace: no/such: expected a file that RLK_TRACE has recorded"),

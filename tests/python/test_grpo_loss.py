@@ -355,6 +355,7 @@ ERRORS = [
     ({}, {"samples_per_prompt": 0}, "samples_per_prompt: expected an int from 1 up"),
     ({}, {"group_boundaries": [0, 6]}, "samples_per_prompt: expected"),
     ({}, {"beta": "much"}, "beta: expected a number"),
+    ({}, {"beta": None}, r"beta: expected a number \(0: no KL term\), got None"),
     ({"ref": np.zeros((6, 9, 211))}, {}, r"ref_logits: expected shape \[6, 9, 210\] .*9, 211\]"),
     ({"ref": np.zeros((6, 8, 210))}, {}, r"ref_logits: expected shape \[6, 9, 210\]"),
     ({"rewards": np.zeros(5)}, {}, r"rewards: expected shape \[6\] .*got \[5\]"),

@@ -94,7 +94,7 @@ def explain_group_advantages(rewards: Tensor, **options: Any) -> Explanation:
     """Which variant `group_advantages` would run for these arguments; nothing is compiled.
 
     Args:
-        All: as `group_advantages`.
+        All: as `group_advantages`, but stream.
 
     Raises:
         rlk.InvalidArgument, rlk.Unsupported: as `group_advantages` would.

@@ -197,7 +197,8 @@ def explain_grpo_loss(
     Args:
         backward: explain what makes their gradient: `logp`'s backward or, on CUDA with many rows
             and where old_logps and rewards are given, grpo_loss's own kernel.
-        Others: as `grpo_loss`; without a backward those that `logp` has not are not looked at.
+        Others: as `grpo_loss`, but stream; without a backward those that `logp` has not are not
+            looked at.
 
     Raises:
         rlk.InvalidArgument, rlk.Unsupported: as `logp` would.
@@ -267,6 +268,8 @@ def make_call(
             if name not in ("log_probs", "advantages"):  # made here, of action_ids and rewards
                 here = NAMES.get(here or name, here)
             raise no_option("grpo_loss", name, here)
+    if beta is None:
+        raise InvalidArgument("grpo_loss: beta: expected a number (0: no KL term), got None")
     if ref_logits is not None and ref_logps is not None:
         raise InvalidArgument("grpo_loss: ref_logits: expected it or ref_logps, got both")
     (count, *_) = shape_of(rewards) or (0,)

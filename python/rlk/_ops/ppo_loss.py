@@ -147,7 +147,7 @@ def explain_ppo_loss(
     """Which variant `ppo_loss` would run for these arguments, and why; nothing is compiled.
 
     Args:
-        All: as `ppo_loss`.
+        All: as `ppo_loss`, but stream.
 
     Raises:
         rlk.InvalidArgument, rlk.Unsupported: as `ppo_loss` would.
