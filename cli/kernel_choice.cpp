@@ -65,28 +65,19 @@ const std::vector<std::pair<std::string, DType>> k_dtypes = {
 const std::vector<std::pair<std::string, jit::Pass>> k_passes = {{"fwd", jit::Pass::fwd},
                                                                  {"bwd", jit::Pass::bwd}};
 
-std::string targets_text(const std::vector<Target>& targets) {
-  std::string text;
-  for (const Target target : targets) {
-    text += (text.empty() ? "" : ", ") + std::string(name(target));
-  }
-  return text;
-}
-
 // A model says nothing of some ops' kernels. Asked for by name, they would be left out unsaid.
 void expect_kernels_of_each_op(const jit::WarmPlan& plan) {
   for (const jit::Op* op : plan.ops) {
     jit::WarmPlan alone = plan;
     alone.ops = {op};
     if (!jit::kernels_of(alone).empty()) continue;
-    const auto names = targets_text(plan.targets);
     alone.targets.assign(cuda_targets().begin(), cuda_targets().end());
     alone.passes = {jit::Pass::fwd, jit::Pass::bwd};
     if (!jit::kernels_of(alone).empty()) {
       throw InvalidArgument(
           "--op: expected an op with kernels for {} and this --pass, got {}, which has them for "
           "others: --arch sm_90a, for example",
-          names, op->name);
+          names_of(plan.targets), op->name);
     }
     throw InvalidArgument(
         "--op: expected an op whose kernels follow from a model, got {}, whose kernels follow from "

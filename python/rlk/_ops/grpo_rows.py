@@ -27,16 +27,16 @@ def fits(call: Call) -> bool:
         return False
     if loss.loss_weights is not None or torch is None:
         return False
-    rows = [loss.old_log_probs, loss.rollout_logprobs, call.ref_logps]
-    tokens = [tensor for tensor in rows if tensor is not None]
-    others = [tensor for tensor in (loss.cu_seqlens,) if tensor is not None]
+    given = (loss.old_log_probs, loss.rollout_logprobs, call.ref_logps)
+    tokens = [tensor for tensor in given if tensor is not None]
+    starts = [] if loss.cu_seqlens is None else [loss.cu_seqlens]
     return (
-        all(isinstance(tensor, torch.Tensor) for tensor in (logits, ids, *tokens, *others))
+        all(isinstance(tensor, torch.Tensor) for tensor in (logits, ids, *tokens, *starts))
         and logits.is_cuda
-        and all(tensor.device == logits.device for tensor in (ids, *tokens, *others))
+        and all(tensor.device == logits.device for tensor in (ids, *tokens, *starts))
         and all(tensor.shape == logits.shape[:-1] for tensor in (ids, *tokens))
         and all(tensor.is_floating_point() for tensor in tokens)
-        and not any(tensor.is_floating_point() for tensor in others)
+        and not any(tensor.is_floating_point() for tensor in starts)
         and _core.grpo_loss_fits(logits)
     )
 
