@@ -5,6 +5,7 @@
 #include "runtime/tensor.hpp"
 #include "runtime/workspace.hpp"
 #include "templates/common/cuda_memory.hpp"
+#include "templates/common/device_errors.hpp"
 #include "templates/common/logp/cuda_args.h"
 #include "tests/runtime/cuda/cuda_fixture.hpp"
 
@@ -75,6 +76,17 @@ class LaunchFixture : public CudaTest {
     std::string code;
     for (const char* entry : entries) code += std::string(".entry ") + entry + "( ";
     return load(code, {entries.begin(), entries.end()});
+  }
+
+  // What a kernel of an earlier call left behind: an id of 99 of 7 in row 3.
+  DeviceError& leave_error(const char* op) {
+    DeviceError& error = templates::device_error(driver(), k_device);
+    error.row = 3;
+    error.id = 99;
+    error.num_ids = 7;
+    error.op = op;
+    error.state = DeviceError::kIdOutOfRange;
+    return error;
   }
 
   void forget() {

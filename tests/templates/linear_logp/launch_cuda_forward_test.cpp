@@ -264,16 +264,11 @@ TEST_F(LaunchCudaForwardTest, ARefusedStepNamesItsEntryAndEndsTheCall) {
 
 // What an earlier call's kernels found is raised once, in place of the next call.
 TEST_F(LaunchCudaForwardTest, AnEarlierCallsErrorIsRaisedOnce) {
-  DeviceError& error = *run({})[0].args.error;
-  error.row = 3;
-  error.id = 99;
-  error.num_ids = 7;
-  error.op = "linear_logp";
-  error.state = DeviceError::kBeingWritten;
+  const DeviceError* const error = run({})[0].args.error;
+  leave_error("linear_logp").state = DeviceError::kBeingWritten;
   EXPECT_EQ(run({}).size(), 2u) << "another word, still being written, is left for later";
-  error.state = DeviceError::kIdOutOfRange;
   for (const auto pass : {jit::Pass::bwd, jit::Pass::fwd}) {
-    error.state = DeviceError::kIdOutOfRange;
+    EXPECT_EQ(&leave_error("linear_logp"), error) << "what the kernels are given";
     EXPECT_EQ(what<InvalidArgument>([&] { run(CudaCase{.pass = pass}); }),
               "linear_logp: target: expected ids in [0, 7), got 99 in row 3");
     EXPECT_TRUE(fake_.launches.empty());

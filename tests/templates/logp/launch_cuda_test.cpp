@@ -261,13 +261,9 @@ TEST_F(LaunchLogpTest, ARefusedStepNamesItsEntryAndEndsTheCall) {
 
 // What an earlier call's kernels found is raised once, in place of the next call.
 TEST_F(LaunchLogpTest, AnEarlierCallsErrorIsRaisedOnce) {
-  DeviceError& error = *run(LogpCase{})[0].args.error;
-  error.row = 3;
-  error.id = 99;
-  error.num_ids = 7;
-  error.op = "logp";
+  const DeviceError* const error = run(LogpCase{})[0].args.error;
   for (const auto pass : {k_bwd, jit::Pass::fwd}) {
-    error.state = DeviceError::kIdOutOfRange;
+    EXPECT_EQ(&leave_error("logp"), error) << "what the kernels are given";
     EXPECT_EQ(what<InvalidArgument>([&] { run(LogpCase{.pass = pass}); }),
               "logp: target: expected ids in [0, 7), got 99 in row 3");
     EXPECT_TRUE(fake_.launches.empty());

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a launch of ppo_loss asks of the driver: order of steps, grids, arguments, copies,
 // workspace, errors. No memory is behind the tensors.
-#include "templates/common/device_errors.hpp"
 #include "templates/ppo_loss/launch.hpp"
 #include "templates/ppo_loss/op.hpp"
 #include "tests/templates/common/launch_fixture.hpp"
@@ -388,12 +387,7 @@ TEST_F(LaunchPpoLossTest, ARefusedStepNamesItsEntryAndEndsTheCall) {
 
 // What an earlier call of any op found on the device is raised once, in place of the next call.
 TEST_F(LaunchPpoLossTest, AnEarlierCallsErrorIsRaisedOnce) {
-  DeviceError& error = templates::device_error(driver(), k_device);
-  error.row = 3;
-  error.id = 99;
-  error.num_ids = 7;
-  error.op = "logp";
-  error.state = DeviceError::kIdOutOfRange;
+  leave_error("logp");
   const PpoLossCall call = make({4, 6});
   EXPECT_EQ(what<InvalidArgument>([&] { run(call); }),
             "logp: target: expected ids in [0, 7), got 99 in row 3");
