@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rlk's own kernels on the CPU under the whole suite: generic and specialized, with gradients."""
+"""rlk's own kernels on the CPU under the whole suite and random cases, generic and specialized."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import pytest
 
 import rlk.check
 from rlk.check.report import line, summary
+
+LOSSES = ("logp", "ratio_kl", "grpo_loss", "ppo_loss", "group_advantages")
 
 
 def expect_ok(report: rlk.check.Report) -> None:
@@ -38,3 +40,16 @@ def test_the_suite_passes_on_torch_tensors(dtype: str) -> None:
 
 def test_random_cases_pass_on_numpy_arrays() -> None:
     expect_ok(rlk.check.run(random=200, framework="numpy"))
+
+
+@pytest.mark.parametrize("op", LOSSES)
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_the_suite_of_the_losses_passes(op: str, framework: str) -> None:
+    if framework == "torch":
+        pytest.importorskip("torch")
+    expect_ok(rlk.check.run(op, suite=True, framework=framework))
+
+
+@pytest.mark.parametrize("op", LOSSES)
+def test_random_cases_of_the_losses_pass(op: str) -> None:
+    expect_ok(rlk.check.run(op, random=300, framework="numpy"))

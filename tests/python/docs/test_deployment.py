@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from paths import ROOT
 from problems import host_levels
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/deployment.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 

@@ -11,12 +11,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 pytestmark = pytest.mark.usefixtures("generic")
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/integrations.md").read_text()
+PAGE = (ROOT / "docs/integrations.md").read_text()
 B, T, V, D = 4, 6, 11, 8
 TEMPERATURE = 0.7
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 import rlk
 from rlk._loss_options import ELSEWHERE
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 pytestmark = pytest.mark.usefixtures("generic")
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = ROOT / "docs"
 B, T, V, D = 8, 5, 11, 6
 
 

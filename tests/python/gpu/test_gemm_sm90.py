@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from on_device import cuda_only, torch
+from paths import ROOT
 
 HERE = Path(__file__).resolve().parent
-TEMPLATES = HERE.parents[2] / "templates"
+TEMPLATES = ROOT / "templates"
 CODES = {"bfloat16": 2, "float16": 3}  # of templates/common/cuda/element.cuh
 MAP_TYPES = {"bfloat16": 9, "float16": 6}  # CU_TENSOR_MAP_DATA_TYPE_*
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -20,7 +20,7 @@ pytestmark = [
 
 def test_compute_80_passes_the_same_tests():
     # In a process of its own, where no kernel of the card's own target can be in the way.
-    files = [str(HERE / f"test_cuda_{name}.py") for name in ("values", "special_values", "bits")]
+    files = [str(HERE / f"test_{name}.py") for name in ("values", "special_values", "bits")]
     # Warnings of other packages were let pass or not by whoever runs this test.
     options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-W", "default"]
     done = subprocess.run(

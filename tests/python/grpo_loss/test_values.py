@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """grpo_loss: values and gradients in float64, the bits of its parts, masks, packing, errors."""
 
-import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-from grpo import Exactly, Tokens, draw
+from grpo import Exactly, Tokens, draw, two_columns
+from paths import GOLDEN
 from problems import DTYPES
 from reference import assert_within, same_bits
-from test_ratio_kl import two_columns
 
 import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
 
-GOLDEN = json.loads((Path(__file__).parent / "cases/rl_losses_golden.json").read_text())
 PAIRS = {"samples_per_prompt": 2}
 OPTION_SETS = [
     {},

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """group_advantages: golden cases, equal rewards, boundaries, cancellation."""
 
-import json
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from losses import expected_advantages, leave_one_out
+from paths import GOLDEN
 
 import rlk
 from rlk.losses import ADVANTAGES, DIALECTS
 
 pytestmark = pytest.mark.usefixtures("generic")
 
-GOLDEN = json.loads((Path(__file__).parent / "cases/rl_losses_golden.json").read_text())["adv"]
+CASES = GOLDEN["adv"]
 KINDS = {
     "pop_max1e6": {"ddof": 0, "eps_mode": "max"},
     "bessel_add1e6": {},
@@ -30,12 +29,12 @@ def advantages(rewards, dtype="float32", **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", GOLDEN)
+@pytest.mark.parametrize("case", CASES)
 def test_golden(case, kind):
     """verl 6348: "tiny"; one pass in float32 is 20 times off in "offset"."""
-    rewards = GOLDEN[case]["rewards"]
+    rewards = CASES[case]["rewards"]
     got = advantages(rewards, "float64", samples_per_prompt=len(rewards), **KINDS[kind])
-    np.testing.assert_allclose(got, GOLDEN[case][kind], rtol=1e-5)
+    np.testing.assert_allclose(got, CASES[case][kind], rtol=1e-5)
 
 
 NORMALIZE = ("std", "center", "rloo", "loo_std")

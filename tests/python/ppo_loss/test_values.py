@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values and gradients of ppo_loss: golden cases, then every option against float64."""
 
-import json
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 from losses import FLOAT, Batch, batch, check
+from paths import GOLDEN
 
 import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
 
-GOLDEN = json.loads((Path(__file__).parent / "cases/rl_losses_golden.json").read_text())
 INPUTS = GOLDEN["inputs"]
 EPS = {"eps_clip_low": INPUTS["eps_low"], "eps_clip_high": INPUTS["eps_high"]}
 TIS = {

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """ratio_kl: values and gradients in float64, logp's bits, masks, clamps, layouts, errors."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
-from grpo import Exactly, Tokens, draw
+from grpo import Exactly, Tokens, draw, two_columns
+from paths import GOLDEN
 from problems import DTYPES
 from reference import assert_within, same_bits
 
@@ -14,7 +12,6 @@ import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
 
-GOLDEN = json.loads((Path(__file__).parent / "cases/rl_losses_golden.json").read_text())
 OPTION_SETS = [
     {},
     {"temperature": 0.7},
@@ -33,13 +30,6 @@ OPTION_SETS = [
 def upstream(p: Tokens, seed: int = 1):
     rng = np.random.default_rng(seed)
     return rng.standard_normal((2, *np.shape(p.ids))).astype(np.float32)
-
-
-def two_columns(log_probs) -> np.ndarray:
-    """Logits whose first column has these log-probs; those above 0 are of inactive tokens."""
-    x = np.asarray(log_probs, np.float64)
-    rest = np.log(-np.expm1(np.minimum(x, -1e-3)))
-    return np.stack([x, rest], -1).astype(np.float32)
 
 
 def check(p: Tokens, **options) -> None:

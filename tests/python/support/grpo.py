@@ -84,6 +84,13 @@ def draw(
     )
 
 
+def two_columns(log_probs) -> np.ndarray:
+    """Logits whose first column has these log-probs; those above 0 are of inactive tokens."""
+    x = np.asarray(log_probs, np.float64)
+    rest = np.log(-np.expm1(np.minimum(x, -1e-3)))
+    return np.stack([x, rest], -1).astype(np.float32)
+
+
 class Exactly:
     """Both ops of one call in float64."""
 

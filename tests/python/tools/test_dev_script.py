@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-DEV = Path(__file__).resolve().parents[2] / "dev"
+DEV = ROOT / "dev"
 TOOLS = ("bash", "cat", "cksum", "dirname", "env", "flock", "mkdir", "readlink")
 
 

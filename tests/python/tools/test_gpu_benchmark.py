@@ -4,11 +4,11 @@
 import json
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 OWN = ("gpu", "harness", "comparison")
 
 # Stands in for a part's process: dies, or hangs, at a candidate unless it is left out.

@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from paths import ROOT
 
 # Folder -> prefixes of our own headers that it may include, besides its own.
 ALLOWED = {
