@@ -9,9 +9,9 @@
 #include "cache/entry_name.hpp"
 #include "jit/build_key.hpp"
 #include "jit/llvm_compiler.hpp"
-#include "jit/metadata.hpp"
 #include "jit/nvrtc/nvrtc_compiler.hpp"
 #include "jit/op.hpp"
+#include "jit/ship_kernel.hpp"
 #include "runtime/cpu_count.hpp"
 #include "runtime/error.hpp"
 #include "templates/registry.hpp"
@@ -52,12 +52,17 @@ std::optional<Options> parse(int argc, char** argv) {
   return options;
 }
 
-// Where an entry comes from: its compiler's identity, and how to make it.
+// What an entry is filed under beside its key, and whether it was not there before.
+struct Brought {
+  std::string compiler;
+  bool is_new = false;
+};
+
+// Where entries come from.
 class Origin {
  public:
   virtual ~Origin() = default;
-  virtual std::string identity(const cache::Key& key) const = 0;
-  virtual cache::Entry make(const jit::Specialization& spec, const cache::Key& key) = 0;
+  virtual Brought bring(const jit::Specialization& spec, cache::DiskStore& layer) = 0;
 };
 
 class Compiled final : public Origin {
@@ -66,54 +71,35 @@ class Compiled final : public Origin {
     if (!compiler_->available()) throw LoadError("{}", compiler_->why_not());
   }
 
-  std::string identity(const cache::Key&) const override { return compiler_->identity(); }
-
-  cache::Entry make(const jit::Specialization& spec, const cache::Key& key) override {
-    const auto request = jit::compile_request(spec);
-    auto compiled = compiler_->compile(request);
-    refuse_slow(spec, compiled.stats);
-    return {key.bytes, jit::metadata(spec, request, compiled.stats, compiler_->identity()),
-            std::move(compiled.code)};
+  Brought bring(const jit::Specialization& spec, cache::DiskStore& layer) override {
+    return {compiler_->identity(), jit::ship_kernel(spec, *compiler_, layer).is_new};
   }
 
  private:
-  // A spill or a stack frame slows a GPU kernel down unseen. PTX has no such numbers.
-  static void refuse_slow(const jit::Specialization& spec, const jit::CompileStats& stats) {
-    if (backend(spec.target) == Backend::cpu || spec.target == Target::compute_80) return;
-    if (stats.spilled_bytes != 0 || stats.local_bytes != 0) {
-      throw CompileError("{}: expected no spill and no stack frame, got {} and {} bytes",
-                         spec.text(), stats.spilled_bytes, stats.local_bytes);
-    }
-    if (stats.serializes_wgmma) {
-      throw CompileError("{}: expected wgmma instructions that overlap, got serialized ones",
-                         spec.text());
-    }
-  }
-
   std::unique_ptr<jit::Compiler> compiler_;
 };
 
 class Copied final : public Origin {
  public:
-  static constexpr const char* k_absent = "absent";
-
   explicit Copied(const std::string& folder)
       : folder_(folder), store_({.read_write = {}, .read_only = {folder}}) {
     for (const auto& entry : store_.list()) identities_[entry.digest] = entry.compiler;
   }
 
-  std::string identity(const cache::Key& key) const override {
+  Brought bring(const jit::Specialization& spec, cache::DiskStore& layer) override {
+    const auto key = jit::build_key(spec);
     const auto found = identities_.find(key.digest());
-    return found == identities_.end() ? k_absent : found->second;
-  }
-
-  cache::Entry make(const jit::Specialization& spec, const cache::Key& key) override {
-    auto entry = store_.get(key, identity(key));
-    if (!entry) {
+    if (found == identities_.end()) {
       throw Error(fmt::format("{}: expected an entry in {}, it was made from other templates",
                               spec.text(), folder_));
     }
-    return *std::move(entry);
+    const std::string& identity = found->second;
+    if (layer.get(key, identity)) return {identity};
+    const auto entry = store_.get(key, identity);
+    if (!entry || !layer.put(*entry, identity)) {
+      throw Error(fmt::format("could not copy {} from {}", spec.text(), folder_));
+    }
+    return {identity, true};
   }
 
  private:
@@ -173,16 +159,11 @@ class Layer {
  private:
   void run(const Job& job) {
     try {
-      const auto key = jit::build_key(job.spec);
-      const std::string identity = job.origin->identity(key);
-      const bool is_there = store_.get(key, identity).has_value();
-      if (!is_there) {
-        store_.put(job.origin->make(job.spec, key), identity);
-        if (!store_.get(key, identity)) throw Error("could not store " + job.spec.text());
-      }
+      const Brought brought = job.origin->bring(job.spec, store_);
+      const std::string digest = jit::build_key(job.spec).digest();
       const std::lock_guard lock(mutex_);
-      names_.insert(cache::entry_file_name(key.digest(), identity));
-      num_new_ += is_there ? 0 : 1;
+      names_.insert(cache::entry_file_name(digest, brought.compiler));
+      num_new_ += brought.is_new ? 1 : 0;
     } catch (const std::exception& error) {
       const std::lock_guard lock(mutex_);
       problems_.emplace(error.what());

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiles every CUDA template as it ships and as it is specialized, one test a target: each (op,
 // pass, dtype) generic and at three shapes, two of them by each NVRTC of RLK_TEST_NVRTC. Nothing
-// may spill.
-#include "jit/build_key.hpp"
+// may spill. What was compiled is kept in the build folder, so that a run compiles only what
+// changed since the last one; all that can be read from the code is checked in each run.
+#include "jit/nvrtc/compile_log.hpp"
 #include "jit/nvrtc/cubin_info.hpp"
 #include "jit/nvrtc/nvrtc_compiler.hpp"
 #include "jit/op.hpp"
+#include "jit/ship_kernel.hpp"
+#include "runtime/error.hpp"
 #include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/launch_cuda.hpp"
 #include "templates/registry.hpp"
@@ -13,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -23,6 +27,9 @@
 
 namespace rlk {
 namespace {
+
+// Of a folder that outlives what its entries were made from: about three times what one run makes.
+constexpr std::uint64_t k_cache_budget_bytes = std::uint64_t{256} << 20;
 
 // Values by the label of the constant, for all ops. Of sizes: the bench's shape, an odd vocabulary,
 // and one below every tile whose rows are not aligned. Of options: few, all, some.
@@ -126,21 +133,34 @@ void check_shared(const jit::Specialization& spec, const std::vector<jit::CubinK
   EXPECT_EQ(most, spec.op->dynamic_shared_bytes(spec)) << "the table above is out of date";
 }
 
-void check(const jit::Specialization& spec, const jit::CompiledCode& compiled) {
-  if (spec.target == Target::compute_80) {
-    const std::string ptx(reinterpret_cast<const char*>(compiled.code.data()),
-                          compiled.code.size());
-    // The oldest driver that rlk speaks to takes no newer one.
-    EXPECT_NE(ptx.find("\n.version 7.4\n.target sm_80\n"), ptx.npos);
-    return;
-  }
-  EXPECT_EQ(compiled.stats.spilled_bytes, 0);
-  EXPECT_EQ(compiled.stats.local_bytes, 0);
-  EXPECT_FALSE(compiled.stats.serializes_wgmma);
-  EXPECT_GT(compiled.stats.registers, 0);
-  const auto kernels = jit::read_cubin(compiled.code);
+void check_ptx(const std::string& ptx, std::span<const char* const> entries) {
+  // The oldest driver that rlk speaks to takes no newer one.
+  EXPECT_NE(ptx.find("\n.version 7.4\n.target sm_80\n"), ptx.npos);
+  for (const char* entry : entries) EXPECT_TRUE(jit::ptx_has_entry(ptx, entry)) << entry;
+}
+
+void check_cubin(const jit::Specialization& spec, const std::vector<std::byte>& code,
+                 std::span<const char* const> entries) {
+  const auto kernels = jit::read_cubin(code);
   ASSERT_TRUE(kernels);
+  for (const auto& kernel : *kernels) {
+    EXPECT_EQ(kernel.local_bytes, 0) << kernel.name;
+    EXPECT_GT(kernel.registers, 0) << kernel.name;
+  }
+  for (const char* entry : entries) {
+    EXPECT_NE(std::ranges::find(*kernels, entry, &jit::CubinKernel::name), kernels->end()) << entry;
+  }
   check_shared(spec, *kernels);
+}
+
+// That code neither spills nor serializes wgmma, ship_kernel has seen to: it stores no other.
+void check(const jit::Specialization& spec, const std::vector<std::byte>& code) {
+  const auto entries = spec.op->entries(spec.pass, Backend::cuda);
+  if (spec.target == Target::compute_80) {
+    check_ptx({reinterpret_cast<const char*>(code.data()), code.size()}, entries);
+  } else {
+    check_cubin(spec, code, entries);
+  }
 }
 
 class CudaCompileTest : public ::testing::TestWithParam<Target> {};
@@ -150,7 +170,9 @@ TEST_P(CudaCompileTest, NothingSpills) {
   if (all_compilers.empty()) {
     GTEST_SKIP() << "RLK_TEST_NVRTC names no NVRTC: nothing to compile with";
   }
-  int num_compiled = 0;
+  cache::DiskStore store(
+      {.read_write = RLK_TEST_KERNEL_CACHE, .budget_bytes = k_cache_budget_bytes});
+  int num_checked = 0, num_new = 0;
   for (const jit::Op* op : templates::ops()) {
     for (const auto& generic : op->generic_variants(GetParam())) {
       const auto all = variants(generic);
@@ -161,14 +183,20 @@ TEST_P(CudaCompileTest, NothingSpills) {
         for (const auto& compiler :
              std::span(all_compilers).first(is_inner ? all_compilers.size() : 1)) {
           SCOPED_TRACE(spec.text() + " by " + compiler->identity());
-          // Throws where an entry is absent.
-          check(spec, compiler->compile(jit::compile_request(spec)));
-          ++num_compiled;
+          try {
+            const auto kernel = jit::ship_kernel(spec, *compiler, store);
+            check(spec, kernel.entry.payload);
+            num_new += kernel.is_new ? 1 : 0;
+            ++num_checked;
+          } catch (const Error& error) {
+            ADD_FAILURE() << error.what();
+          }
         }
       }
     }
   }
-  EXPECT_GT(num_compiled, 0);
+  EXPECT_GT(num_checked, 0);
+  std::printf("%d kernels, %d of them compiled now\n", num_checked, num_new);
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, CudaCompileTest,
