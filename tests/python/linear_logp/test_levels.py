@@ -5,8 +5,19 @@ import itertools
 
 import numpy as np
 import pytest
-from problems import DTYPES, LEVELS, Problem, check, check_all_outputs, host_levels, only
-from problems import numpy_type, of_logits, problem, with_garbage
+from problems import (
+    DTYPES,
+    LEVELS,
+    Problem,
+    check,
+    check_all_outputs,
+    host_levels,
+    numpy_type,
+    of_logits,
+    only,
+    problem,
+    with_garbage,
+)
 from reference import same_bits
 
 import rlk
@@ -46,8 +57,10 @@ def assert_same(got: list[np.ndarray], want: list[np.ndarray], what: str = "") -
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "dim", "vocab"),
-    [(1, 1, 1), (3, 1, 2), (2, 5, 1), (17, 7, 129), (50, 48, 128), (49, 191, 257), (130, 200, 131)]
-    + [(9, 417, 1153)],
+    [
+        *((1, 1, 1), (3, 1, 2), (2, 5, 1), (17, 7, 129)),
+        *((50, 48, 128), (49, 191, 257), (130, 200, 131), (9, 417, 1153)),
+    ],
 )
 def test_sizes_and_types(rows, dim, vocab, dtype):
     for bias in (None, dtype, "float32"):

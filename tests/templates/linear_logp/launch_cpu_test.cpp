@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// A call on the CPU through the op's own stages: threads change no bit, and nothing but the outputs
+// is written. What the values are, tests/python/linear_logp tells.
+#include "jit/build_key.hpp"
+#include "jit/llvm_compiler.hpp"
+#include "runtime/loader.hpp"
+#include "runtime/thread_pool.hpp"
+#include "templates/linear_logp/op.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <random>
+
+namespace rlk::test {
+namespace {
+
+using Int64 = std::int64_t;
+using Shape = std::vector<Int64>;
+
+class LaunchCpuTest : public ::testing::TestWithParam<Target> {
+ protected:
+  ~LaunchCpuTest() override { runtime::ThreadPool::set_num_threads(0); }
+
+  // Dense, all ones inside, which is a NaN, and around it.
+  Tensor output(DType dtype, const Shape& shape) {
+    Tensor made = dense_tensor(nullptr, dtype, {}, shape);
+    const auto bytes = static_cast<std::size_t>(made.num_elements()) * size_bytes(dtype);
+    auto& memory = memory_.emplace_back(bytes + 2 * k_guard, std::byte{0xff});
+    made.data = memory.data() + k_guard;
+    return made;
+  }
+
+  Tensor input(DType dtype, const Shape& shape) {
+    std::normal_distribution<float> normal(0, 0.3f);
+    Tensor made = output(dtype, shape);
+    for (Int64 i = 0; i < made.num_elements(); ++i) {
+      const float value = normal(random_);
+      // The upper half of a float is a bf16.
+      const auto* bytes = reinterpret_cast<const std::byte*>(&value) + 4 - size_bytes(dtype);
+      std::memcpy(static_cast<std::byte*>(made.data) + i * static_cast<Int64>(size_bytes(dtype)),
+                  bytes, size_bytes(dtype));
+    }
+    return made;
+  }
+
+  LinearLogpCall make(Int64 rows, Int64 dim, Int64 vocab, DType dtype) {
+    LinearLogpCall call;
+    call.op = &templates::linear_logp_op;
+    call.hidden = input(dtype, {rows, dim});
+    call.weight = input(dtype, {vocab, dim});
+    call.bias = input(DType::f32, {vocab});
+    call.target = output(DType::i64, {rows});
+    for (Int64 i = 0; i < rows; ++i) static_cast<Int64*>(call.target.data)[i] = i % vocab;
+    call.log_prob = output(DType::f32, {rows});
+    call.row_max = output(DType::f32, {rows});
+    call.row_log_sum = output(DType::f32, {rows});
+    return call;
+  }
+
+  // Of the generic variant, compiled once a process.
+  static const LoadedKernel& kernel_of(const jit::Specialization& spec) {
+    static std::map<std::string, LoadedKernel> known;
+    const auto [at, is_new] = known.try_emplace(spec.text());
+    LoadedKernel& kernel = at->second;
+    if (!is_new) return kernel;
+    kernel.target = spec.target;
+    kernel.constants = spec.values;
+    jit::LlvmCompiler compiler(RLK_LLVM_FOLDER);
+    runtime::make_cpu_loader()->load(kernel, compiler.compile(jit::compile_request(spec)).code,
+                                     spec.op->entries(spec.pass, Backend::cpu));
+    return kernel;
+  }
+
+  void launch(const LinearLogpCall& call) {
+    call.op->check(call);
+    call.op->launch(kernel_of(call.op->specialize(call, GetParam(), {}).generic()), call, {});
+  }
+
+  // Everything there is after a forward and its backward.
+  std::deque<std::vector<std::byte>> run(LinearLogpCall call) {
+    launch(call);
+    call.pass = jit::Pass::bwd;
+    call.grad_output = call.log_prob;
+    call.grad_hidden = output(call.hidden.dtype, {call.hidden.shape[0], call.hidden.shape[1]});
+    call.grad_weight = output(call.weight.dtype, {call.weight.shape[0], call.weight.shape[1]});
+    call.grad_bias = output(call.bias.dtype, {call.bias.shape[0]});
+    launch(call);
+    return memory_;
+  }
+
+  static constexpr std::size_t k_guard = 256;
+  std::deque<std::vector<std::byte>> memory_;
+  std::mt19937 random_;
+};
+
+TEST_P(LaunchCpuTest, ThreadsChangeNothingAndNothingElseIsWritten) {
+  for (const auto& [rows, dim, vocab] :
+       {std::array<Int64, 3>{1, 1, 1}, {70, 203, 301}, {1300, 3, 1300}, {3, 500, 2000}}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      decltype(memory_) first;
+      for (const int threads : {1, 7}) {
+        SCOPED_TRACE(testing::Message()
+                     << rows << " x " << dim << " x " << vocab << ", " << threads);
+        runtime::ThreadPool::set_num_threads(threads);
+        memory_.clear();
+        random_.seed(1);
+        const auto got = run(make(rows, dim, vocab, dtype));
+        for (const auto& array : got) {
+          const auto is_guard = [](std::byte byte) { return byte == std::byte{0xff}; };
+          EXPECT_TRUE(std::all_of(array.begin(), array.begin() + k_guard, is_guard));
+          EXPECT_TRUE(std::all_of(array.end() - k_guard, array.end(), is_guard));
+        }
+        if (first.empty()) first = got;
+        EXPECT_TRUE(got == first);
+      }
+    }
+  }
+}
+
+std::vector<Target> levels() {
+  std::vector<Target> all;
+  for (const Target target : cpu_targets()) {
+    if (host_cpu_target() && target <= *host_cpu_target()) all.push_back(target);
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, LaunchCpuTest, testing::ValuesIn(levels()), [](const auto& level) {
+  std::string text(name(level.param));
+  std::ranges::replace(text, '-', '_');
+  return text;
+});
+
+}  // namespace
+}  // namespace rlk::test
