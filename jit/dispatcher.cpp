@@ -18,13 +18,13 @@ bool is_cuda(const Device& device) { return device.kind == Device::Kind::cuda; }
 // Stage 1, bind, is python/bind's: it made the call.
 void Dispatcher::run(const OpCall& call) {
   const Op& op = *call.op;
-  op.check(call);                                    // 2 check
-  const Specialization spec = specialize(call);      // 3 specialize
-  KernelTable::Held variant = table_.look_up(spec);  // 4 look up
-  if (variant) {
+  op.check(call);                                 // 2 check
+  const Specialization spec = specialize(call);   // 3 specialize
+  const Variant* variant = table_.look_up(spec);  // 4 look up
+  if (variant != nullptr) {
     memory_hits_.fetch_add(1, std::memory_order_relaxed);
   } else {
-    variant = table_.look_up_or_build(spec, [&]() -> Variant {
+    variant = &table_.look_up_or_build(spec, [&]() -> Variant {
       std::shared_lock building(building_);
       expect_no_capture(call, spec);
       const int device = call.device.index;
@@ -49,10 +49,8 @@ void Dispatcher::run(const OpCall& call) {
         return fall_back(spec, device, error.what());
       }
     });
-    unload_surplus();
   }
-  if (variant->is_fallback) take_over(call, spec, variant);
-  pin_if_captured(call, spec, variant);
+  if (variant->is_fallback) variant = &take_over(call, spec, *variant);
   op.launch(*variant->kernel, call, launch_settings());  // 10 launch
 }
 
@@ -131,22 +129,6 @@ void Dispatcher::expect_no_capture(const OpCall& call, const Specialization& spe
       call.op->name, spec.text());
 }
 
-// A graph that holds the kernel may be replayed at any time.
-void Dispatcher::pin_if_captured(const OpCall& call, const Specialization& spec,
-                                 const KernelTable::Held& variant) const {
-  if (!variant.may_be_unloaded()) return;
-  if (tools(spec).loader->is_capturing(call.device.index, call.stream)) variant.pin();
-}
-
-void Dispatcher::unload_surplus() {
-  for (KernelPtr& kernel : table_.take_surplus(static_cast<std::size_t>(max_kernels_))) {
-    if (kernel.use_count() > 1) continue;  // it runs for another key too
-    log().info("unloads {}", kernel->name);
-    unloads_.fetch_add(1, std::memory_order_relaxed);
-    kernel.reset();  // waits for what was launched
-  }
-}
-
 std::optional<cache::Entry> Dispatcher::get(const Session& session, const Specialization& spec,
                                             const cache::Key& key,
                                             const cache::Accept& accept) const {
@@ -222,8 +204,11 @@ KernelPtr Dispatcher::load_cached(const Specialization& spec, const cache::Entry
 }
 
 CacheInfo Dispatcher::cache_info() const {
-  return {memory_hits_, disk_hits_, compiles_,
-          fallbacks_,   unloads_,   static_cast<std::int64_t>(table_.num_loaded()),
+  return {memory_hits_,
+          disk_hits_,
+          compiles_,
+          fallbacks_,
+          static_cast<std::int64_t>(table_.num_loaded()),
           alternatives_};
 }
 

@@ -34,8 +34,7 @@ struct CacheInfo {
   std::int64_t disk_hits = 0;     // kernels loaded from a cache layer
   std::int64_t compiles = 0;      // kernels compiled by this process
   std::int64_t fallbacks = 0;     // calls that ran the generic kernel in place of a specialized one
-  std::int64_t unloads = 0;       // kernels unloaded, to keep to RLK_MAX_KERNELS
-  std::int64_t loaded = 0;        // specialized kernels that are loaded now
+  std::int64_t loaded = 0;        // specialized kernels that are loaded
   std::int64_t alternatives = 0;  // calls that ran a kernel of another tile in place of their own
 };
 
@@ -135,9 +134,6 @@ class Dispatcher {
   KernelPtr load_cached(const Specialization& spec, const cache::Entry& entry, int device);
   KernelPtr make(const Missing& missing);
   bool preload_one(const Specialization& spec, int device);
-  void pin_if_captured(const OpCall& call, const Specialization& spec,
-                       const KernelTable::Held& variant) const;
-  void unload_surplus();
   KernelPtr find_alternative(const Specialization& spec, int device);
   KernelPtr find_generic(const Specialization& spec, int device, const std::string& reason);
   Variant find_fallback(const Specialization& spec, int device, const std::string& reason);
@@ -145,7 +141,7 @@ class Dispatcher {
   Variant make_in_background(const Missing& missing);
   void run_in_background(const Missing& missing, const std::string& note, ComingKernel& coming);
   void count_fallback(const Variant& variant);
-  void take_over(const OpCall& call, const Specialization& spec, KernelTable::Held& variant);
+  const Variant& take_over(const OpCall& call, const Specialization& spec, const Variant& fallback);
   void warn_once(const std::string& message, const std::string& reason);
   // For `rlk-jit stats`; of a first call alone.
   void record(cache::UsageEvent event, const Specialization& spec, double ms = 0) const;
@@ -160,7 +156,6 @@ class Dispatcher {
   std::atomic<bool> specialize_{true}, validate_sync_{false};
   std::atomic<std::int64_t> workspace_bytes_{0};
   std::atomic<int> max_sms_{0};
-  std::atomic<int> max_kernels_{0};  // read as a kernel is loaded
 
   // Shared while stages 5 to 9 run. A fork waits for them: its child would find LLVM, the dynamic
   // linker or the log in the middle of what another thread did, locked for ever.
@@ -175,7 +170,7 @@ class Dispatcher {
   Background background_{2};
 
   mutable std::atomic<std::int64_t> memory_hits_{0}, disk_hits_{0}, compiles_{0}, fallbacks_{0},
-      unloads_{0}, alternatives_{0};
+      alternatives_{0};
 };
 
 }  // namespace rlk::jit

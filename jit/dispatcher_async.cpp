@@ -47,29 +47,24 @@ void Dispatcher::run_in_background(const Missing& missing, const std::string& no
   coming.is_done.store(true, std::memory_order_release);
 }
 
-void Dispatcher::take_over(const OpCall& call, const Specialization& spec,
-                           KernelTable::Held& variant) {
-  const auto& coming = variant->coming;
+// What runs for this call, whose fallback was found loaded: that, or what has come in its place.
+const Variant& Dispatcher::take_over(const OpCall& call, const Specialization& spec,
+                                     const Variant& fallback) {
+  const auto& coming = fallback.coming;
   // A graph under capture keeps the kernel that it began with.
   if (coming == nullptr || !coming->is_done.load(std::memory_order_acquire) ||
       tools(spec).loader->is_capturing(call.device.index, call.stream)) {
-    count_fallback(*variant);
-    return;
+    count_fallback(fallback);
+    return fallback;
   }
   if (coming->kernel == nullptr) {
-    count_fallback(*variant);
-    Variant lasting = *variant;
+    count_fallback(fallback);
+    Variant lasting = fallback;
     lasting.reason = coming->failure;
     lasting.coming = nullptr;
-    variant = table_.replace_fallback(spec, std::move(lasting));
-    return;
+    return table_.replace_fallback(spec, std::move(lasting));
   }
-  {
-    const std::lock_guard lock(mutex_);
-    coming_.erase(spec);  // the table alone owns the kernel from now on
-  }
-  variant = table_.replace_fallback(spec, {.kernel = coming->kernel});
-  unload_surplus();
+  return table_.replace_fallback(spec, {.kernel = coming->kernel});
 }
 
 }  // namespace rlk::jit

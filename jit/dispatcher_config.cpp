@@ -115,7 +115,6 @@ void Dispatcher::configure(Config config) {
   validate_sync_ = config.settings.validate_sync;
   workspace_bytes_ = std::int64_t{config.settings.workspace_mib} << 20;
   max_sms_ = config.settings.max_sms;
-  max_kernels_ = config.settings.max_kernels;
 
   std::lock_guard lock(mutex_);
   if (!session_.store || config.settings.cache_dir != session_.config.settings.cache_dir) {

@@ -11,13 +11,13 @@ namespace rlk::jit {
 KernelPtr Dispatcher::find_alternative(const Specialization& spec, int device) {
   const auto others = spec.op->alternatives(spec);
   for (const Specialization& other : others) {
-    const auto loaded = table_.look_up(other);
-    if (loaded && !loaded->is_fallback) return loaded->kernel;
+    const Variant* loaded = table_.look_up(other);
+    if (loaded != nullptr && !loaded->is_fallback) return loaded->kernel;
   }
   for (const Specialization& other : others) {
     // Not look_up_or_build(): two threads, each with the other's key in building, would wait.
     if (auto kernel = get_and_load(session(), other, build_key(other), device)) {
-      return table_.replace_fallback(other, {.kernel = std::move(kernel)})->kernel;
+      return table_.replace_fallback(other, {.kernel = std::move(kernel)}).kernel;
     }
   }
   return nullptr;
@@ -33,7 +33,7 @@ KernelPtr Dispatcher::find_generic(const Specialization& spec, int device,
         spec.op->name, spec.text(), reason);
   }
   const Specialization generic = spec.generic();
-  const auto variant = table_.look_up_or_build(generic, [&]() -> Variant {
+  const Variant& variant = table_.look_up_or_build(generic, [&]() -> Variant {
     const Session session = this->session();
     if (auto kernel = get_and_load(session, generic, build_key(generic), device)) {
       return {.kernel = kernel};
@@ -48,7 +48,7 @@ KernelPtr Dispatcher::find_generic(const Specialization& spec, int device,
     return {.kernel = find_generic(generic, device, reason)};
   });
   record(cache::UsageEvent::fallback, spec);
-  return variant->kernel;
+  return variant.kernel;
 }
 
 // The same bits in any case; another tile is nearer in speed than the generic kernel.

@@ -13,7 +13,6 @@ Preloaded Dispatcher::preload(const std::vector<Specialization>& kernels, const 
     const bool is_there = spec.target == own && preload_one(spec, device.index);
     (is_there ? result.loaded : result.missing).push_back(spec.text());
   }
-  unload_surplus();
   return result;
 }
 
@@ -23,13 +22,13 @@ bool Dispatcher::preload_one(const Specialization& spec, int device) {
     const Session session = this->session();
     return get_and_load(session, spec, build_key(spec), device);
   };
-  if (auto held = table_.look_up(spec)) {
-    if (held->is_fallback) {
+  if (const Variant* variant = table_.look_up(spec)) {
+    if (variant->is_fallback) {
       KernelPtr kernel = load_from_layers();
       if (!kernel) return false;
-      held = table_.replace_fallback(spec, {.kernel = std::move(kernel)});
+      variant = &table_.replace_fallback(spec, {.kernel = std::move(kernel)});
     }
-    tools(spec).loader->prepare(*held->kernel, device);
+    tools(spec).loader->prepare(*variant->kernel, device);
     return true;
   }
   try {

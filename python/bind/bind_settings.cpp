@@ -99,7 +99,7 @@ void check_errors(const std::optional<int>& device) {
 py::tuple cache_info() {
   const auto info = jit::Dispatcher::instance().cache_info();
   return py::make_tuple(info.memory_hits, info.disk_hits, info.compiles, info.fallbacks,
-                        info.unloads, info.loaded, info.alternatives);
+                        info.loaded, info.alternatives);
 }
 
 py::dict settings() {

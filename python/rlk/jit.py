@@ -75,8 +75,7 @@ class CacheInfo(NamedTuple):
     disk_hits: int  #: kernels loaded from a cache layer
     compiles: int  #: kernels compiled
     fallbacks: int  #: calls that ran a generic kernel in place of a specialized one
-    unloads: int  #: kernels unloaded, to keep to RLK_MAX_KERNELS
-    loaded: int  #: specialized kernels that are loaded now
+    loaded: int  #: specialized kernels that are loaded
     alternatives: int  #: calls that ran a specialized kernel of another tile in place of theirs
 
 

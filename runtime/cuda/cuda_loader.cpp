@@ -39,9 +39,9 @@ class CudaImage {
   CudaImage(const CudaImage&) = delete;
   CudaImage& operator=(const CudaImage&) = delete;
   ~CudaImage() {
-    // Waits for what was launched, on every device, and in this mode leaves other threads' captures
-    // alone; cuCtxSynchronize would end them. An error here means that the driver is shutting down,
-    // and has unloaded it, or that this is a forked child, which has no devices.
+    // For code that loads in part: a kernel that was given out stays. In this mode other threads'
+    // captures are left alone. An error here means that the driver is shutting down, and has
+    // unloaded it, or that this is a forked child, which has no devices.
     CaptureMode mode = CaptureMode::relaxed;
     driver_.table().exchange_capture_mode(&mode);
     driver_.table().library_unload(library_);

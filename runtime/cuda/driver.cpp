@@ -65,7 +65,7 @@ struct Driver::Found {
   Driver* driver = nullptr;
   std::string why;
 
-  // Never destroyed: kernels may be unloaded and threads may launch while statics are.
+  // Never destroyed: threads may launch while statics are.
   static const Found& get() {
     static const Found* found = [] {
       auto* made = new Found;

@@ -288,5 +288,27 @@ TEST_F(DispatcherCudaTest, WhereTheGenericCubinDoesNotLoadThePtxDoes) {
   EXPECT_EQ(dispatcher->cache_info().fallbacks, 1);
 }
 
+// Else each process would find the entry, refuse it, and compile it again.
+TEST_F(DispatcherCudaTest, WhatDoesNotLoadIsNotStored) {
+  make_builtin_layer(Target::sm_90a);
+  loader_->refused = "size=7";
+  auto call = fake_cuda_call(7);
+  make()->run(call);
+  EXPECT_EQ(call.launched, "linear_logp.fwd[ generic]@sm_90a");
+  EXPECT_TRUE(log_.contains("no code for this device"));
+  EXPECT_EQ(make()->explain(fake_cuda_call(7)).source, "compile");
+}
+
+TEST_F(DispatcherCudaTest, KernelsStayLoaded) {
+  auto dispatcher = make();
+  for (int round = 0; round < 2; ++round) {
+    for (int size = 0; size < 300; ++size) dispatcher->run(fake_cuda_call(size));
+  }
+  EXPECT_EQ(loader_->num_loads, 300);
+  EXPECT_EQ(loader_->num_loaded, 300);
+  EXPECT_EQ(dispatcher->cache_info().loaded, 300);
+  EXPECT_EQ(dispatcher->cache_info().memory_hits, 300);
+}
+
 }  // namespace
 }  // namespace rlk::jit

@@ -29,7 +29,12 @@ class Kernels {
               --num_alive;
             })};
   }
-  KernelTable::Held build(KernelTable& table, std::int64_t number) {
+  Variant fallback(std::int64_t number) {
+    Variant made = variant(number);
+    made.is_fallback = true;
+    return made;
+  }
+  const Variant& build(KernelTable& table, std::int64_t number) {
     return table.look_up_or_build(spec_of(number), [&] { return variant(number); });
   }
 };
@@ -51,8 +56,8 @@ TEST(KernelTable, ReadersSeeWholeEntriesWhileItGrows) {
   std::jthread reader([&] {
     while (!done) {
       for (int i = 0; i < 4000; ++i) {
-        const auto held = table.look_up(spec_of(i));
-        if (held && held->kernel->name != std::to_string(i)) ++num_wrong;
+        const Variant* found = table.look_up(spec_of(i));
+        if (found && found->kernel->name != std::to_string(i)) ++num_wrong;
       }
     }
   });
@@ -88,81 +93,56 @@ TEST(KernelTable, ForgetFallbacksKeepsTheRest) {
   Kernels kernels;
   KernelTable table;
   kernels.build(table, 1);
-  const auto fallback = [&] {
-    Variant variant = kernels.variant(0);
-    variant.is_fallback = true;
-    return variant;
-  };
-  table.look_up_or_build(spec_of(2), fallback);
+  table.look_up_or_build(spec_of(2), [&] { return kernels.fallback(0); });
   table.forget_fallbacks();
   EXPECT_TRUE(table.look_up(spec_of(1)));
   EXPECT_FALSE(table.look_up(spec_of(2)));
-  table.take_surplus(9);
-  EXPECT_EQ(kernels.num_alive, 1);
+  EXPECT_EQ(kernels.build(table, 2).kernel->name, "2");
 }
 
-TEST(KernelTable, UnloadsTheLeastRecentlyUsed) {
+// A reader may still be inside one, and a captured graph may launch its kernel.
+TEST(KernelTable, WhatWasReplacedOrForgottenStaysUsable) {
   Kernels kernels;
-  KernelTable table;
-  for (int i = 0; i < 4; ++i) kernels.build(table, i);
-  table.look_up(spec_of(0));
-  std::vector<std::string> unloaded;
-  for (const auto& kernel : table.take_surplus(2)) unloaded.push_back(kernel->name);
-  EXPECT_EQ(unloaded, (std::vector<std::string>{"1", "2"}));
-  EXPECT_EQ(kernels.num_alive, 2);
-  EXPECT_EQ(table.num_loaded(), 2u);
-  EXPECT_TRUE(table.look_up(spec_of(0)));
-  EXPECT_FALSE(table.look_up(spec_of(1)));
-  EXPECT_TRUE(table.look_up(spec_of(3)));
-  EXPECT_EQ(kernels.build(table, 1)->kernel->name, "1");
-}
-
-TEST(KernelTable, GenericKernelsAreNotCountedAndStay) {
-  Kernels kernels;
-  KernelTable table;
-  const auto generic = spec_of(0).generic();
-  table.look_up_or_build(generic, [&] { return kernels.variant(0); });
-  kernels.build(table, 1);
-  table.take_surplus(1);
-  EXPECT_EQ(kernels.num_alive, 2);
-  table.take_surplus(0);
-  EXPECT_TRUE(table.look_up(generic));
-  EXPECT_FALSE(table.look_up(spec_of(1)));
-}
-
-TEST(KernelTable, WhatIsHeldIsFreedByALaterUnload) {
-  Kernels kernels;
-  KernelTable table;
   {
-    const auto held = kernels.build(table, 1);
-    table.take_surplus(0);
-    EXPECT_EQ(held->kernel->name, "1");
-    EXPECT_EQ(kernels.num_alive, 1);
-    std::jthread([&] { EXPECT_FALSE(table.look_up(spec_of(1))); });
+    KernelTable table;
+    const Variant& replaced =
+        table.look_up_or_build(spec_of(1), [&] { return kernels.fallback(0); });
+    EXPECT_EQ(table.replace_fallback(spec_of(1), kernels.variant(1)).kernel->name, "1");
+    const Variant& forgotten =
+        table.look_up_or_build(spec_of(2), [&] { return kernels.fallback(5); });
+    table.forget_fallbacks();
+    for (int i = 10; i < 3000; ++i) kernels.build(table, i);
+    EXPECT_EQ(replaced.kernel->name, "0");
+    EXPECT_EQ(forgotten.kernel->name, "5");
+    EXPECT_EQ(kernels.num_alive, 3 + 2990);
   }
-  table.take_surplus(0);
   EXPECT_EQ(kernels.num_alive, 0);
 }
 
-TEST(KernelTable, APinnedKernelStaysAndWorks) {
+TEST(KernelTable, OnlyAFallbackIsReplaced) {
   Kernels kernels;
   KernelTable table;
-  kernels.build(table, 1).pin();
-  kernels.build(table, 2);
-  table.take_surplus(1);
-  EXPECT_TRUE(table.look_up(spec_of(1)));
-  EXPECT_FALSE(table.look_up(spec_of(2)));
-  {  // pinned after it was chosen
-    const auto held = kernels.build(table, 3);
-    table.take_surplus(0);
-    held.pin();
-  }
-  table.take_surplus(0);
-  EXPECT_EQ(kernels.num_alive, 2);
+  kernels.build(table, 1);
+  EXPECT_EQ(table.replace_fallback(spec_of(1), kernels.variant(7)).kernel->name, "1");
+  EXPECT_EQ(table.replace_fallback(spec_of(2), kernels.variant(2)).kernel->name, "2");
 }
 
-// Under the sanitizers a kernel that is freed too early is found.
-TEST(KernelTable, ThreadsUseWhatOthersUnload) {
+TEST(KernelTable, CountsSpecializedKernelsOnce) {
+  Kernels kernels;
+  KernelTable table;
+  table.look_up_or_build(spec_of(0).generic(), [&] { return kernels.variant(0); });
+  table.look_up_or_build(spec_of(1), [&] { return kernels.fallback(0); });
+  EXPECT_EQ(table.num_loaded(), 0u);
+  Variant alternative = kernels.build(table, 2);
+  alternative.is_fallback = alternative.is_alternative = true;
+  table.look_up_or_build(spec_of(3), [&] { return alternative; });
+  EXPECT_EQ(table.num_loaded(), 1u);
+  kernels.build(table, 4);
+  EXPECT_EQ(table.num_loaded(), 2u);
+}
+
+// Under the sanitizers a variant that is freed too early is found.
+TEST(KernelTable, ThreadsUseWhatOthersReplaceAndForget) {
   constexpr int k_num_keys = 12;
   Kernels kernels;
   KernelTable table;
@@ -172,19 +152,20 @@ TEST(KernelTable, ThreadsUseWhatOthersUnload) {
     threads.emplace_back([&, thread] {
       for (int i = 0; i < 4000; ++i) {
         const int key = (i * (thread + 1)) % k_num_keys;
-        auto held = table.look_up(spec_of(key));
-        if (!held) {
-          held = kernels.build(table, key);
-          table.take_surplus(3);
+        const Variant* found = table.look_up(spec_of(key));
+        if (found == nullptr) {
+          found = &table.look_up_or_build(spec_of(key), [&] { return kernels.fallback(key); });
+        } else if (i % 97 == 0) {
+          found = &table.replace_fallback(spec_of(key), kernels.fallback(key));
+        } else if (i % 101 == 0) {
+          table.forget_fallbacks();
         }
-        if (held->kernel->name != std::to_string(key)) ++num_wrong;
+        if (found->kernel->name != std::to_string(key)) ++num_wrong;
       }
     });
   }
   threads.clear();
   EXPECT_EQ(num_wrong, 0);
-  table.take_surplus(3);
-  EXPECT_EQ(kernels.num_alive, 3);
 }
 
 TEST(KernelTable, WaitersOfAFailedBuildThrowToo) {
