@@ -2,7 +2,7 @@
 // Chooses the read-write folder.
 #include "cache/default_folder.hpp"
 
-#include "cache/folder.hpp"
+#include "cache/files/folder.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>

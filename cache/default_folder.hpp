@@ -2,7 +2,7 @@
 // Where the read-write folder is when nobody says: decided from the environment, nothing is made.
 #pragma once
 
-#include "cache/file_system.hpp"
+#include "cache/files/file_system.hpp"
 
 #include <functional>
 #include <optional>

@@ -138,7 +138,7 @@ bool DiskStore::is_refused(const std::string& folder, const FolderTrust& trust) 
 
 std::vector<ListedEntry> DiskStore::list() noexcept {
   std::vector<ListedEntry> entries = files();
-  look(entries);
+  read_headers(entries);
   std::erase_if(entries, [](const ListedEntry& entry) { return !entry.is_there; });
   return entries;
 }
@@ -162,7 +162,7 @@ std::vector<ListedEntry> DiskStore::files() noexcept {
   return entries;
 }
 
-void DiskStore::look(std::span<ListedEntry> entries) noexcept {
+void DiskStore::read_headers(std::span<ListedEntry> entries) noexcept {
   never_throwing("list", [&] {
     // Of two layers, so that who we are is asked once.
     const ReadRules read_write = read_rules({.folder = {}, .read_write = true});

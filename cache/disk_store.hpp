@@ -17,11 +17,11 @@
 
 #include "cache/entry.hpp"
 #include "cache/entry_file.hpp"
-#include "cache/file_system.hpp"
-#include "cache/folder.hpp"
+#include "cache/files/file_system.hpp"
+#include "cache/files/folder.hpp"
+#include "cache/files/trust.hpp"
 #include "cache/key.hpp"
 #include "cache/sweep.hpp"
-#include "cache/trust.hpp"
 #include "cache/turn.hpp"
 
 #include <atomic>
@@ -68,7 +68,7 @@ struct ListedEntry {
   std::string path;
   std::string digest;        // from the file's name
   std::string compiler;      // from the file's name
-  bool is_there = false;     // whether look found it; the rest is known then
+  bool is_there = false;     // whether read_headers found it; the rest is known then
   std::string problem = {};  // why a get would not use it; empty if its header is sound
   std::string key = {};
   std::string metadata = {};
@@ -116,10 +116,10 @@ class DiskStore {
   // Every entry of every layer, in layer order; files that vanish meanwhile are left out.
   std::vector<ListedEntry> list() noexcept;
 
-  // The two halves of list, so that several threads may look: the files by name alone, then what
+  // The two halves of list, so that several threads may read: the files by name alone, then what
   // stands in them.
   std::vector<ListedEntry> files() noexcept;
-  void look(std::span<ListedEntry> entries) noexcept;
+  void read_headers(std::span<ListedEntry> entries) noexcept;
 
   // Reads a listed entry whole and judges it as a get does: also its checksum and its key.
   EntryRead read(const ListedEntry& entry) noexcept;

@@ -2,7 +2,7 @@
 // What writes to the read-write folder: put, the turn to compile, the sweep.
 #include "cache/disk_store.hpp"
 #include "cache/entry_name.hpp"
-#include "cache/lock_place.hpp"
+#include "cache/files/lock_place.hpp"
 #include "cache/never_throwing.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"

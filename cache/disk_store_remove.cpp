@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Removes from the read-write folder, at a person's wish.
 #include "cache/disk_store.hpp"
+#include "cache/files/open_file.hpp"
 #include "cache/never_throwing.hpp"
-#include "cache/open_file.hpp"
 #include "cache/usage_log.hpp"
 
 #include <cerrno>

@@ -2,7 +2,7 @@
 // Encodes and decodes entries.
 #include "cache/entry.hpp"
 
-#include "cache/bytes.hpp"
+#include "cache/files/bytes.hpp"
 #include "runtime/error.hpp"
 
 #include <cstring>

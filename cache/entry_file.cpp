@@ -3,8 +3,8 @@
 #include "cache/entry_file.hpp"
 
 #include "cache/entry_name.hpp"
-#include "cache/new_file.hpp"
-#include "cache/open_file.hpp"
+#include "cache/files/new_file.hpp"
+#include "cache/files/open_file.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cache/entry.hpp"
-#include "cache/file_system.hpp"
-#include "cache/trust.hpp"
+#include "cache/files/file_system.hpp"
+#include "cache/files/trust.hpp"
 
 #include <cstdint>
 #include <optional>

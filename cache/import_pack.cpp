@@ -3,7 +3,7 @@
 #include "cache/import_pack.hpp"
 
 #include "cache/entry_name.hpp"
-#include "cache/open_file.hpp"
+#include "cache/files/open_file.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -2,7 +2,7 @@
 // Serializes, digests and decodes cache keys.
 #include "cache/key.hpp"
 
-#include "cache/bytes.hpp"
+#include "cache/files/bytes.hpp"
 
 namespace rlk::cache {
 namespace {
@@ -25,16 +25,7 @@ std::optional<std::string_view> take_sized(std::string_view& rest) {
 
 }  // namespace
 
-std::string Key::digest() const {
-  const XXH128_canonical_t hash = checksum(bytes.data(), bytes.size());
-  constexpr std::string_view k_digits = "0123456789abcdef";
-  std::string hex;
-  for (const unsigned char byte : hash.digest) {
-    hex.push_back(k_digits[byte >> 4]);
-    hex.push_back(k_digits[byte & 15]);
-  }
-  return hex;
-}
+std::string Key::digest() const { return hex(checksum(bytes.data(), bytes.size()).digest); }
 
 KeyBuilder& KeyBuilder::field(std::string_view tag, std::string_view value) {
   append_sized(bytes_, tag);

@@ -19,10 +19,10 @@
 // each name once. Nothing follows the checksum, which shows damage, not forgery.
 #pragma once
 
-#include "cache/bytes.hpp"
 #include "cache/entry.hpp"
-#include "cache/file_system.hpp"
-#include "cache/sha256.hpp"
+#include "cache/files/bytes.hpp"
+#include "cache/files/file_system.hpp"
+#include "cache/files/sha256.hpp"
 
 #include <cstdint>
 #include <functional>

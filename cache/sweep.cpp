@@ -3,7 +3,7 @@
 #include "cache/sweep.hpp"
 
 #include "cache/entry_name.hpp"
-#include "cache/open_file.hpp"
+#include "cache/files/open_file.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -33,7 +33,7 @@ class Sweep {
       : files_(files), folder_(folder), limits_(limits) {}
 
   Swept run() {
-    look(std::time(nullptr));
+    list_entries(std::time(nullptr));
     std::ranges::sort(entries_, {}, [](const Candidate& entry) {
       return std::tie(entry.modified_s, entry.modified_ns, entry.path);
     });
@@ -53,7 +53,7 @@ class Sweep {
   }
 
  private:
-  void look(std::int64_t now_s) {
+  void list_entries(std::int64_t now_s) {
     const auto names = files_.list(folder_);
     if (!names && names.error != ENOENT) note("list", names.error);
     for (const std::string& name : names.value) {

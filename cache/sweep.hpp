@@ -3,8 +3,8 @@
 // and what killed writers left. An entry that is being read goes on: its bytes live until closed.
 #pragma once
 
-#include "cache/file_system.hpp"
-#include "cache/trust.hpp"
+#include "cache/files/file_system.hpp"
+#include "cache/files/trust.hpp"
 
 #include <cstdint>
 #include <limits>

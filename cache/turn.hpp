@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cache/entry.hpp"
-#include "cache/file_lock.hpp"
+#include "cache/files/file_lock.hpp"
 
 #include <chrono>
 #include <functional>

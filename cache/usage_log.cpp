@@ -3,10 +3,10 @@
 #include "cache/usage_log.hpp"
 
 #include "cache/entry_file.hpp"
-#include "cache/folder.hpp"
-#include "cache/lock_place.hpp"
+#include "cache/files/folder.hpp"
+#include "cache/files/lock_place.hpp"
+#include "cache/files/open_file.hpp"
 #include "cache/never_throwing.hpp"
-#include "cache/open_file.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>

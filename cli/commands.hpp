@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cli/context.hpp"
-#include "cli/kernel.hpp"
-#include "cli/kernel_choice.hpp"
+#include "cli/query/cached_kernel.hpp"
+#include "cli/query/kernel_choice.hpp"
 
 #include <cstdint>
 #include <optional>

@@ -2,7 +2,7 @@
 // From the command line's settings to layers.
 #include "cli/context.hpp"
 
-#include "cli/text.hpp"
+#include "cli/text/text.hpp"
 
 namespace rlk::cli {
 

@@ -2,8 +2,8 @@
 // Finds a tool, writes its input, spawns it and takes what it prints.
 #include "cli/run_tool.hpp"
 
-#include "cache/file_system.hpp"
-#include "cache/open_file.hpp"
+#include "cache/files/file_system.hpp"
+#include "cache/files/open_file.hpp"
 #include "runtime/error.hpp"
 #include "runtime/settings.hpp"
 

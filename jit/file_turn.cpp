@@ -2,7 +2,7 @@
 // A byte of the folder's lock.
 #include "jit/file_turn.hpp"
 
-#include "cache/lock_place.hpp"
+#include "cache/files/lock_place.hpp"
 
 #include <cerrno>
 #include <chrono>

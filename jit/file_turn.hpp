@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cache/disk_store.hpp"
-#include "cache/file_lock.hpp"
+#include "cache/files/file_lock.hpp"
 
 #include <cstdint>
 #include <optional>

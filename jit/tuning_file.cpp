@@ -3,8 +3,8 @@
 #include "jit/tuning_file.hpp"
 
 #include "cache/entry_file.hpp"
-#include "cache/folder.hpp"
-#include "cache/text_file.hpp"
+#include "cache/files/folder.hpp"
+#include "cache/files/text_file.hpp"
 #include "jit/file_turn.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"

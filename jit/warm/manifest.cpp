@@ -3,7 +3,7 @@
 #include "jit/warm/manifest.hpp"
 
 #include "cache/entry_file.hpp"
-#include "cache/text_file.hpp"
+#include "cache/files/text_file.hpp"
 #include "jit/build_key.hpp"
 #include "jit/file_turn.hpp"
 #include "jit/parse_specialization.hpp"

@@ -2,8 +2,8 @@
 // Appends names to a trace and reads them back.
 #include "jit/warm/trace.hpp"
 
-#include "cache/open_file.hpp"
-#include "cache/text_file.hpp"
+#include "cache/files/open_file.hpp"
+#include "cache/files/text_file.hpp"
 #include "jit/parse_specialization.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"

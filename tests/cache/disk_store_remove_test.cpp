@@ -22,7 +22,7 @@ TEST_F(StoreTest, FilesAreThereOnceLookedAt) {
   EXPECT_FALSE(entries[0].is_there);
   EXPECT_EQ(entries[0].key, "");
   ::unlink(entries[1].path.c_str());
-  one.look(entries);
+  one.read_headers(entries);
   EXPECT_TRUE(entries[0].is_there);
   EXPECT_EQ(Key{entries[0].key}.digest(), entries[0].digest);
   EXPECT_FALSE(entries[1].is_there);

@@ -2,11 +2,11 @@
 include(${CMAKE_SOURCE_DIR}/cmake/CpuBitcode.cmake)
 if(RLK_CLANG)
   set(programs "")
-  file(GLOB headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cache/*.hpp)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cache/*.hpp)
   foreach(name fuzz_entry fuzz_pack)
     set(sources tests/cache/${name}.cpp cache/entry.cpp cache/entry_name.cpp cache/key.cpp)
     if(name STREQUAL fuzz_pack)
-      list(APPEND sources cache/file_system.cpp cache/pack.cpp cache/sha256.cpp)
+      list(APPEND sources cache/files/file_system.cpp cache/pack.cpp cache/files/sha256.cpp)
     endif()
     list(TRANSFORM sources PREPEND ${CMAKE_SOURCE_DIR}/)
     add_custom_command(

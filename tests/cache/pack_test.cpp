@@ -2,7 +2,7 @@
 // The bytes of packs: what is written is read, whatever else is refused before it is believed.
 #include "cache/pack.hpp"
 
-#include "cache/new_file.hpp"
+#include "cache/files/new_file.hpp"
 #include "tests/cache/store_fixture.hpp"
 #include "tests/support/faulty_file_system.hpp"
 

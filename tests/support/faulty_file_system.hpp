@@ -3,7 +3,7 @@
 // or read-only disk, a power cut that loses what was not synced. For one thread.
 #pragma once
 
-#include "cache/file_system.hpp"
+#include "cache/files/file_system.hpp"
 #include "tests/support/temp_dir.hpp"
 
 #include <fcntl.h>

@@ -2,7 +2,7 @@
 // The real file system behind virtual calls, for fakes that change one of them.
 #pragma once
 
-#include "cache/file_system.hpp"
+#include "cache/files/file_system.hpp"
 
 #include <string>
 #include <vector>

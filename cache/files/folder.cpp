@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks and makes the folders of layers.
+#include "cache/files/folder.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace rlk::cache {
+
+FolderTrust check_folder(FileSystem& files, const std::string& folder, Sharing sharing) {
+  const Identity identity = current_identity();
+  auto stat = files.stat(folder, Links::keep);
+  if (!stat) return {{}, stat.error};
+  if (stat.value.kind == FileKind::symlink) {
+    // A link has no mode, but who made it chose where it points.
+    if (!is_trusted_owner(stat.value, sharing, identity)) {
+      return {owner_problem(folder, stat.value, identity), 0};
+    }
+    stat = files.stat(folder, Links::follow);
+    if (!stat) return {{}, stat.error};
+  }
+  if (stat.value.kind != FileKind::folder) {
+    return {fmt::format("{}: expected a folder, got something else; remove it", folder), 0};
+  }
+  return {trust_problem(folder, stat.value, sharing, identity), 0};
+}
+
+int make_folder(FileSystem& files, const std::string& folder, Sharing sharing) {
+  for (std::size_t end = 0; end != std::string::npos;) {
+    end = folder.find('/', end + 1);
+    const std::string path = folder.substr(0, end);
+    // Asked first: for one that exists mkdir may say EROFS or EACCES instead of EEXIST.
+    if (files.stat(path, Links::follow)) continue;
+    const mode_t mode = end == std::string::npos ? folder_mode(sharing) : 0700;
+    int error = files.mkdir(path, mode);
+    if (error == EEXIST) continue;                    // another process was faster
+    if (error == 0) error = files.chmod(path, mode);  // the umask may have taken rights away
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+bool could_write(FileSystem& files, const std::string& folder) {
+  std::string nearest = folder;
+  auto stat = files.stat(nearest, Links::follow);
+  while (stat.error == ENOENT && nearest.size() > 1) {
+    const std::size_t slash = nearest.rfind('/');
+    nearest.resize(slash == 0 || slash == std::string::npos ? 1 : slash);
+    stat = files.stat(nearest, Links::follow);
+  }
+  return stat && stat.value.kind == FileKind::folder && files.access(nearest, W_OK | X_OK) == 0;
+}
+
+}  // namespace rlk::cache

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// From words to kernels.
+#include "cli/query/kernel_choice.hpp"
+
+#include "jit/op.hpp"
+#include "jit/warm/warm.hpp"
+#include "runtime/error.hpp"
+#include "templates/registry.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace rlk::cli {
+namespace {
+
+std::vector<std::string> split(const std::vector<std::string>& words) {
+  std::vector<std::string> parts;
+  for (const std::string& word : words) {
+    for (std::size_t begin = 0; begin <= word.size();) {
+      const std::size_t end = std::min(word.find(',', begin), word.size());
+      parts.push_back(word.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  return parts;
+}
+
+// Each word by its name in the table; throws InvalidArgument that lists the names.
+template <class Value>
+std::vector<Value> named(const std::vector<std::string>& words, const char* option,
+                         const std::vector<std::pair<std::string, Value>>& table) {
+  std::vector<Value> values;
+  for (const std::string& word : split(words)) {
+    const auto found = std::ranges::find(table, word, &std::pair<std::string, Value>::first);
+    if (found == table.end()) {
+      std::string names;
+      for (const auto& [name, value] : table) names += (names.empty() ? "" : ", ") + name;
+      throw InvalidArgument("{}: expected {}, got \"{}\"", option, names, word);
+    }
+    if (std::ranges::find(values, found->second) == values.end()) values.push_back(found->second);
+  }
+  return values;
+}
+
+std::vector<std::pair<std::string, Target>> target_names() {
+  std::vector<std::pair<std::string, Target>> names;
+  for (const auto targets : {cuda_targets(), cpu_targets()}) {
+    for (const Target target : targets) names.emplace_back(name(target), target);
+  }
+  return names;
+}
+
+std::vector<std::pair<std::string, const jit::Op*>> op_names() {
+  std::vector<std::pair<std::string, const jit::Op*>> names;
+  for (const jit::Op* op : templates::ops()) names.emplace_back(op->name, op);
+  return names;
+}
+
+const std::vector<std::pair<std::string, DType>> k_dtypes = {
+    {"bf16", DType::bf16},     {"fp16", DType::f16},    {"fp32", DType::f32},
+    {"bfloat16", DType::bf16}, {"float16", DType::f16}, {"float32", DType::f32}};
+
+const std::vector<std::pair<std::string, jit::Pass>> k_passes = {{"fwd", jit::Pass::fwd},
+                                                                 {"bwd", jit::Pass::bwd}};
+
+// A model says nothing of some ops' kernels. Asked for by name, they would be left out unsaid.
+void expect_kernels_of_each_op(const jit::WarmPlan& plan) {
+  for (const jit::Op* op : plan.ops) {
+    jit::WarmPlan alone = plan;
+    alone.ops = {op};
+    if (!jit::kernels_of(alone).empty()) continue;
+    alone.targets.assign(cuda_targets().begin(), cuda_targets().end());
+    alone.passes = {jit::Pass::fwd, jit::Pass::bwd};
+    if (!jit::kernels_of(alone).empty()) {
+      throw InvalidArgument(
+          "--op: expected an op with kernels for {} and this --pass, got {}, which has them for "
+          "others: --arch sm_90a, for example",
+          names_of(plan.targets), op->name);
+    }
+    throw InvalidArgument(
+        "--op: expected an op whose kernels follow from a model, got {}, whose kernels follow from "
+        "a call's options: its generic ones are built in, --trace takes what RLK_TRACE has "
+        "recorded",
+        op->name);
+  }
+}
+
+}  // namespace
+
+std::vector<Target> named_targets(const KernelChoice& choice) {
+  return named(choice.archs, "--arch", target_names());
+}
+
+std::vector<DType> named_dtypes(const std::vector<std::string>& words) {
+  return named(words, "--dtype", k_dtypes);
+}
+
+std::vector<Target> card_targets(const Settings& settings, runtime::cuda::Driver* driver) {
+  std::vector<Target> targets;
+  if (driver == nullptr) return targets;
+  try {
+    for (const auto& device : driver->devices()) {
+      if (device.target) targets.push_back(settings.cuda_target.value_or(*device.target));
+    }
+  } catch (const DriverError&) {
+    // A driver without a card, or one that does not work.
+  }
+  return targets;
+}
+
+std::vector<Target> own_targets(const Settings& settings) {
+  if (settings.cuda_target) return {*settings.cuda_target};
+  auto targets = card_targets(settings, runtime::cuda::Driver::find());
+  const auto cpu = settings.cpu_target ? settings.cpu_target : host_cpu_target();
+  if (targets.empty() && cpu) targets.push_back(*cpu);
+  return targets;
+}
+
+std::string names_of(const std::vector<Target>& targets) {
+  std::string names;
+  for (const Target target : targets) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", rlk::name(target));
+  }
+  return names;
+}
+
+std::vector<jit::ModelShape> chosen_shapes(const KernelChoice& choice) {
+  std::vector<jit::ModelShape> shapes;
+  for (const std::string& model : choice.models) {
+    shapes.push_back(jit::read_model_shape(model, choice.shape));
+  }
+  return shapes;
+}
+
+std::vector<jit::Specialization> chosen_kernels(const Context& context, const KernelChoice& choice,
+                                                const std::vector<Target>& targets) {
+  const auto asked = named_targets(choice);
+  jit::WarmPlan plan{.shapes = chosen_shapes(choice),
+                     .ops = named(choice.ops, "--op", op_names()),
+                     .passes = named(choice.passes, "--pass", k_passes),
+                     .dtypes = named_dtypes(choice.dtypes),
+                     .targets = asked.empty() ? targets : asked,
+                     .tunings = jit::read_tunings(layers_of(context).options)};
+  if (!plan.shapes.empty()) expect_kernels_of_each_op(plan);
+  if (plan.ops.empty()) plan.ops.assign(templates::ops().begin(), templates::ops().end());
+  return jit::kernels_of(plan);
+}
+
+}  // namespace rlk::cli
