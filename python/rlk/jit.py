@@ -7,7 +7,6 @@ import os
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._ahead import Preloaded, Warmed, preload, warm
 from rlk._metrics import Metrics  # noqa: F401
 from rlk._ops.common import Explanation, Tensor  # noqa: F401
 from rlk._ops.group_advantages import explain_group_advantages, group_advantages
@@ -28,6 +27,7 @@ from rlk._ops.ppo_loss import (
     ppo_loss_backward,
 )
 from rlk._ops.ratio_kl import RatioKl, explain_ratio_kl, ratio_kl, ratio_kl_backward
+from rlk._warm_and_preload import Preloaded, Warmed, preload, warm
 
 __all__ = [
     "CacheInfo",

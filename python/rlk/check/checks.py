@@ -119,7 +119,7 @@ def gradient(session: Session, case: Case) -> Measured:
 
 
 def determinism(session: Session, case: Case) -> Measured:
-    """T7: the same inputs, three runs with another call between them, the same bits; the runs
+    """The same inputs, three runs with another call between them, the same bits; the runs
     take another number of threads each where the candidate lets them be set."""
     spec = session.spec
     inputs = spec.build(case)

@@ -105,7 +105,7 @@ def parser() -> Parser:
         " (default with and without a bias)",
     )
     add("--grad", action="store_true", help="check the gradients too")
-    add("--invariance", action="store_true", help="check the transforms T1 to T8 and the rules")
+    add("--invariance", action="store_true", help="check the transforms and the rules")
     add("--all", action="store_true", help="the whole suite instead of one size")
     add("--random", type=int, default=0, metavar="N", help="N random cases")
     add("--contract", type=Path, help="another contract file")

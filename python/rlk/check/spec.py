@@ -74,7 +74,17 @@ class OpSpec(ABC):
     forward_only: tuple[str, ...] = ()  # kinds without a defined gradient
     option_sets: Sequence[Mapping[str, Any]]  # every value of every option is in one of them
     option_values: Mapping[str, Callable[[str], Any]]  # a value from its text, or ValueError
-    transforms: tuple[str, ...]
+    transforms: tuple[str, ...] = (  # of transforms.py, those that the op stands
+        "batch_size",
+        "row_position",
+        "neighbours",
+        "padding",
+        "micro_batches",
+        "active_alone",
+        "determinism",
+        "skipping",
+        "layout",
+    )
     adapters: Mapping[str, Adapter]
     torch_reference: Callable[..., Any]  # the op as a PyTorch user writes it: candidate `torch`
 

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T1 to T8: what must not change a row's bits. Nothing here has a tolerance.
-
-T1 how many rows stand beside it   T2 where it stands        T3 what its neighbours hold
-T4 padding with inactive rows      T5 micro-batches          T6 active rows alone
-T7 run after run                   T8 skipping, which gradients are asked for, grad mode
-layout: strides, alignment and order in memory
-"""
+"""What must not change a row's bits, one function per transform. Nothing here has a tolerance."""
 
 from __future__ import annotations
 
@@ -61,88 +55,96 @@ def same(first: Values, second: Values, label: str) -> None:
     expect_same(first, second, "batch_variant", label)
 
 
-def batch_population(scene: Scene) -> None:
+def batch_size(scene: Scene) -> None:
+    """How many rows stand beside it."""
     for rows in (n for n in BATCHES if n <= len(scene.all)):
         part = scene.all[:rows]
-        scene.expect_rows(f"T1: {rows} rows", part, scene.run_rows(part), part)
+        scene.expect_rows(f"{rows} rows", part, scene.run_rows(part), part)
     for row in scene.all[:: max(1, len(scene.all) // 3)]:
         alone = np.array([row])
-        scene.expect_rows(f"T1: row {row} alone", alone, scene.run_rows(alone), np.array([0]))
+        scene.expect_rows(f"row {row} alone", alone, scene.run_rows(alone), np.array([0]))
 
 
 def row_position(scene: Scene) -> None:
-    shuffled = scene.case.rng("T2").permutation(scene.all)
+    """Where it stands in the batch."""
+    shuffled = scene.case.rng("row_position").permutation(scene.all)
     for index in (scene.all[::-1], shuffled, np.roll(scene.all, 7)):
-        scene.expect_rows("T2: rows permuted", index, scene.run_rows(index), scene.all)
+        scene.expect_rows("rows permuted", index, scene.run_rows(index), scene.all)
 
 
-def neighbour_content(scene: Scene) -> None:
+def neighbours(scene: Scene) -> None:
+    """What the other rows hold."""
     even = scene.all % 2 == 0
     index = np.where(even, scene.all, (scene.all * 7 + 3) % len(scene.all))
     kept = scene.all[even]
-    scene.expect_rows("T3: other neighbours", kept, scene.run_rows(index), kept)
+    scene.expect_rows("other neighbours", kept, scene.run_rows(index), kept)
     for attempt in range(2):
-        rng = scene.case.rng(f"T3/{attempt}")
+        rng = scene.case.rng(f"neighbours/{attempt}")
         scrambled = scene.session.spec.scrambled(scene.inputs, rng)
         g = {n: _with_nan(one, ~scene.active) for n, one in scene.upstream.items()}
-        same(scene.values, scene.run(scrambled, g), "T3: other content in inactive rows")
+        same(scene.values, scene.run(scrambled, g), "other content in inactive rows")
 
 
 def padding(scene: Scene) -> None:
+    """Inactive rows before and after."""
     rows = len(scene.all)
     for before, after in ((0, 5), (3, 0), (2, 131)):
         padded = scene.session.spec.with_inactive_rows(scene.inputs, before, after)
         index = np.arange(-before, rows + after).clip(0, rows - 1)
         got = scene.run(padded, scene.upstream_rows(index))
-        label = f"T4: {before} inactive rows before, {after} after"
+        label = f"{before} inactive rows before, {after} after"
         scene.expect_rows(label, scene.all, got, scene.all + before)
         same(scene.sums(scene.values), scene.sums(got), label)
 
 
 def micro_batches(scene: Scene) -> None:
+    """The rows in several calls."""
     rows = len(scene.all)
     for parts in (2, 3, rows // 8):
         for part in np.array_split(scene.all, max(parts, 1)):
             if part.size:
                 got = scene.run_rows(part)
-                scene.expect_rows(f"T5: {parts} parts", part, got, np.arange(len(part)))
+                scene.expect_rows(f"{parts} parts", part, got, np.arange(len(part)))
 
 
 def active_alone(scene: Scene) -> None:
+    """The active rows without the others."""
     index = np.flatnonzero(scene.active)
     got = scene.run_rows(index)
-    scene.expect_rows("T6: active rows alone", index, got, np.arange(len(index)))
-    same(scene.sums(scene.values), scene.sums(got), "T6: active rows alone")
+    scene.expect_rows("active rows alone", index, got, np.arange(len(index)))
+    same(scene.sums(scene.values), scene.sums(got), "active rows alone")
 
 
-def paths(scene: Scene) -> None:
+def skipping(scene: Scene) -> None:
+    """Nothing to skip, which gradients are asked for, grad mode."""
     spec, session = scene.session.spec, scene.session
     index = np.flatnonzero(scene.active)
     got = scene.run(spec.without_skipping(scene.inputs), scene.upstream_rows(index))
-    scene.expect_rows("T8: nothing skipped", index, got, np.arange(len(index)))
-    same(scene.sums(scene.values), scene.sums(got), "T8: nothing skipped")
+    scene.expect_rows("nothing skipped", index, got, np.arange(len(index)))
+    same(scene.sums(scene.values), scene.sums(got), "nothing skipped")
     if not session.candidate.differentiates:
         return
     for needs in subsets(spec.needs(scene.inputs)):
         outcome = session.gradient(scene.inputs, scene.upstream, needs)
-        label = f"T8: gradients of {', '.join(needs)} alone"
+        label = f"gradients of {', '.join(needs)} alone"
         same({n: scene.values[n] for n in needs}, outcome.gradients, label)
         outputs = {n: scene.values[n] for n in spec.outputs_of(scene.inputs)}
         same(outputs, outcome.outputs, f"{label}: forward in grad mode")
 
 
-def layouts(scene: Scene) -> None:
-    for layout in ("strided", "shifted", "transposed"):
+def layout(scene: Scene) -> None:
+    """Strides, alignment and order in memory."""
+    for kind in ("strided", "shifted", "transposed"):
         moved = {
-            name: lay_out(np.ascontiguousarray(value.raw()), value.dtype, layout)
+            name: lay_out(np.ascontiguousarray(value.raw()), value.dtype, kind)
             for name, value in scene.inputs.values.items()
             if isinstance(value, Stored) and value.shape
         }
         g = {
-            name: lay_out(np.array(one.raw(), order="C"), one.dtype, layout)
+            name: lay_out(np.array(one.raw(), order="C"), one.dtype, kind)
             for name, one in scene.upstream.items()
         }
-        same(scene.values, scene.run(scene.inputs.but(**moved), g), f"layout: {layout}")
+        same(scene.values, scene.run(scene.inputs.but(**moved), g), kind)
 
 
 def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -153,7 +155,7 @@ def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def check(name: str) -> Callable[[Session, Case], Measured]:
     """The check that runs one transform by name."""
-    if name == "T7":
+    if name == "determinism":
         return determinism
     function = TRANSFORMS[name]
 
@@ -165,14 +167,17 @@ def check(name: str) -> Callable[[Session, Case], Measured]:
 
 
 TRANSFORMS: Mapping[str, Callable[[Scene], None]] = {
-    "T1": batch_population,
-    "T2": row_position,
-    "T3": neighbour_content,
-    "T4": padding,
-    "T5": micro_batches,
-    "T6": active_alone,
-    "T8": paths,
-    "layout": layouts,
+    transform.__name__: transform
+    for transform in (
+        batch_size,
+        row_position,
+        neighbours,
+        padding,
+        micro_batches,
+        active_alone,
+        skipping,
+        layout,
+    )
 }
 
 

@@ -63,7 +63,7 @@ class GroupAdvantages(OpSpec):
         "group_of_one": str,
         "samples": int,
     }
-    transforms = ("T1", "T2", "T5", "T7")
+    transforms = ("batch_size", "row_position", "micro_batches", "determinism")
     adapters: Mapping[str, Adapter] = {
         "by_name": Adapter(lambda function, a: function(**a), frozenset(DEFAULTS))
     }

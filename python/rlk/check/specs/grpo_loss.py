@@ -106,7 +106,7 @@ class GrpoLoss(OpSpec):
         "mask": str,
     }
     # Rows of one group hang together: no subset or order of rows keeps theirs.
-    transforms = ("T4", "T7", "layout")
+    transforms = ("padding", "determinism", "layout")
     adapters: Mapping[str, Adapter] = {
         "by_name": Adapter(lambda function, a: function(**a), frozenset(DEFAULTS))
     }

@@ -57,7 +57,6 @@ class LinearLogp(OpSpec):
     forward_only = draw.FORWARD_ONLY
     option_sets = draw.OPTION_SETS
     option_values = draw.OPTION_VALUES
-    transforms = ("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "layout")
     adapters = {
         "by_name": Adapter(lambda function, a: function(**a), frozenset(DEFAULTS)),
         "cross_entropy": Adapter(

@@ -57,7 +57,7 @@ def suite(dtype: str, specialized: bool, seed: int) -> list[Case]:
 
 
 def invariance_cases(dtype: str, seed: int) -> list[Case]:
-    """Enough rows for every batch size of T1, plain and with all options."""
+    """Enough rows for the transform batch_size, plain and with all options."""
     full = dict(OPTION_SETS[-1])
     return [
         _case(dtype, (2, 65), 257, 96, seed=seed, options={"bias": "none", "ignored": 0}),

@@ -43,7 +43,6 @@ class PpoLoss(OpSpec):
     adversarial = draw.ADVERSARIAL
     option_sets = draw.OPTION_SETS
     option_values = draw.OPTION_VALUES
-    transforms = ("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "layout")
     adapters: Mapping[str, Adapter] = {
         "by_name": Adapter(lambda function, a: _loss_and_ratio(function(**a)), frozenset(options)),
         # SkyRL's order: (loss, clip_ratio) of plain arguments.
