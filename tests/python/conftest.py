@@ -12,6 +12,8 @@ _cache = tempfile.TemporaryDirectory(prefix="rlk-tests-")
 for _name in list(os.environ):
     if _name.startswith("RLK_") and not _name.startswith(("RLK_TEST_", "RLK_CHECK_")):
         del os.environ[_name]
+if os.environ.get("RLK_TEST_ARCH"):  # forces a target, as compute_80
+    os.environ["RLK_ARCH"] = os.environ["RLK_TEST_ARCH"]
 os.environ["RLK_CACHE_DIR"] = os.path.join(_cache.name, "cache")
 
 
@@ -38,3 +40,38 @@ def generic():
     import rlk
 
     rlk.jit.configure(specialize=False)
+
+
+def pytest_runtest_setup(item):
+    import devices
+
+    if item.get_closest_marker("gpu"):
+        if devices.why_no_gpu():
+            pytest.skip(devices.why_no_gpu())
+        if devices.KIND != "cuda" and "device" not in item.fixturenames:
+            pytest.skip("RLK_TEST_DEVICE is not a CUDA device")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """Where the test's calls run; see devices.py. The cases of CUDA are skipped without a card."""
+    import devices
+
+    devices.use(request.param)
+    yield request.param
+    devices.use("cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_error_is_left(request):
+    """A test that makes a GPU report an error takes the report too."""
+    yield
+    if request.node.get_closest_marker("gpu"):
+        import devices
+        import torch
+
+        import rlk
+
+        if devices.KIND == "cuda":
+            torch.cuda.synchronize()
+            rlk.jit.check_errors()

@@ -2,7 +2,8 @@
 """Processes and the cache: compile once, run without a compiler, fall back with one warning."""
 
 import pytest
-from on_device import cuda_only, expected_target, run_script
+from devices import expected_target
+from on_device import run_script
 from processes import entries, run_python
 
 pytestmark = pytest.mark.gpu
@@ -53,7 +54,6 @@ def test_off_runs_the_generic_kernels(warm, tmp_path):
     assert not cache.exists()
 
 
-@cuda_only
 def test_a_missing_compiler_is_one_warning(warm, tmp_path):
     missing = str(tmp_path / "libnvrtc.so.12")
     ended = run_script(CALLS + CALLS, RLK_NVRTC=missing, RLK_CACHE_DIR=str(tmp_path / "cache"))
@@ -66,7 +66,6 @@ def test_a_missing_compiler_is_one_warning(warm, tmp_path):
     assert missing in ended.warnings[0]
 
 
-@cuda_only
 def test_a_warm_cache_needs_no_compiler(warm, tmp_path):
     folder, first = warm
     missing = str(tmp_path / "libnvrtc.so.12")

@@ -2,7 +2,9 @@
 """The checker on the device: rlk's kernels pass, broken ones are named."""
 
 import pytest
-from on_device import CUDA, DEVICE, expected_target, torch
+from devices import expected_target
+from on_device import DEVICE
+from tensors import torch
 
 import rlk.check
 from rlk.check.report import line
@@ -23,7 +25,7 @@ def test_rlk_passes_with_every_option():
     assert report.target == expected_target()
     assert all(f"@{report.target}" in result.kernel["name"] for result in report.results)
     gpu = report.to_json()["device"]["gpu"]
-    assert gpu == (torch.cuda.get_device_name() if CUDA else None)
+    assert gpu == torch.cuda.get_device_name()
 
 
 def test_hard_inputs_and_transforms():
@@ -63,3 +65,10 @@ def test_broken_kernels_are_named():
     ):
         report = check(kernel, dtype="fp32", options={})
         assert [result.failure for result in report.results] == [failure], kernel.__name__
+
+
+@pytest.mark.parametrize("op", ["ratio_kl", "grpo_loss"])
+def test_the_suite_passes(op):
+    for dtype in ("fp32", "bf16"):
+        report = rlk.check.run(op, suite=True, dtype=dtype, variant="generic", device="cuda")
+        assert report.ok, "\n".join(map(line, report.failures()))

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from on_device import cuda_only, torch
+from on_device import torch
 from paths import ROOT
 
 HERE = Path(__file__).resolve().parent
@@ -19,7 +19,6 @@ MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 pytestmark = [
     pytest.mark.gpu,
-    cuda_only,
     pytest.mark.skipif(
         torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
         reason="the device is not of compute capability 9.0",

@@ -4,12 +4,14 @@
 import contextlib
 
 import pytest
-from on_device import DIM, NAMES, VOCAB, cuda_only, leaves, make, run_script, torch
+from on_device import run_script
+from problems import DIM, NAMES, VOCAB
 from reference import same_bits
+from tensors import leaves, make, torch
 
 import rlk
 
-pytestmark = [pytest.mark.gpu, cuda_only]
+pytestmark = [pytest.mark.gpu]
 
 SIZES = {"rows": 200, "dim": DIM, "vocab": VOCAB, "dtype": "bfloat16", "bias": "float32"}
 
@@ -22,8 +24,11 @@ def captured(function):
     return graph, result
 
 
+@pytest.mark.parametrize(
+    "extra", [{}, {"softcap": 1.5, "logit_scale": 0.75, "temperature": 0.7}], ids=["", "options"]
+)
 @pytest.mark.parametrize("specialize", [True, False], ids=["specialized", "generic"])
-def test_replays_follow_changed_inputs(specialize):
+def test_replays_follow_changed_inputs(specialize, extra):
     rlk.jit.configure(specialize=specialize)
     p = make(**SIZES)
     mask = torch.ones(200, dtype=torch.bool, device=p.hidden.device)
@@ -31,8 +36,11 @@ def test_replays_follow_changed_inputs(specialize):
     inputs = (*p.operands, p.upstream, mask, heat)
 
     def calls():
-        options = {"mask": mask, "temperature": heat}
-        return p.logp(**options), *p.grads(**options)
+        options = {"mask": mask, "temperature": heat, **extra}
+        if not extra:
+            return p.logp(**options), *p.grads(**options)
+        more = {"grad_entropy": p.upstream * 0.25 - 1, "grad_lse": p.upstream * 0.5}
+        return *p.outputs(**options), *p.grads(**options, **more)
 
     calls()
     graph, results = captured(calls)

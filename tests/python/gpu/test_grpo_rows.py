@@ -6,12 +6,13 @@ Each test asks `explain_grpo_loss` first that its call is of that way.
 
 import numpy as np
 import pytest
-from on_device import DEVICE, cuda_only, graph_of, spaced, torch, transposed
+from on_device import DEVICE, graph_of, spaced, transposed
 from reference import same_bits
+from tensors import torch
 
 import rlk
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic"), cuda_only]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic")]
 
 ROWS, LENGTH = 700, 8  # half of the tokens are enough for 170 multiprocessors
 GROUPS = {"samples_per_prompt": 4}

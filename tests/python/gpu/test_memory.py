@@ -2,11 +2,12 @@
 """Device memory: what a call takes beyond its results stays within the workspace's budget."""
 
 import pytest
-from on_device import DEVICE, MIB, cuda_only, torch
+from on_device import DEVICE, MIB
+from tensors import make, torch
 
 import rlk
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic"), cuda_only]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic")]
 
 ROWS, DIM, VOCAB = 4096, 512, 131072  # 1 GiB of 16-bit logits
 
@@ -116,3 +117,10 @@ def test_nothing_is_kept_from_call_to_call():
         rlk.jit.linear_logp(*given)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
+
+
+def test_entropy_and_lse_cost_no_memory_of_the_logits():
+    rows, vocab = 1024, 65536
+    p = make(rows, 64, vocab, "bfloat16")
+    options = {"softcap": 1.5, "logit_scale": 0.75, "temperature": 0.7}
+    assert extra_mib(lambda: p.outputs(**options)) < rows * vocab * 2 / 8 / MIB

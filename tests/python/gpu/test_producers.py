@@ -7,12 +7,14 @@ import os
 import numpy as np
 import pytest
 from losses import Batch, batch, same, same_metrics
-from on_device import DEVICE, NAMES, Problem, cuda_only, make, tensor, torch
+from on_device import DEVICE
+from problems import NAMES, Problem
 from reference import same_bits
+from tensors import make, tensor, torch
 
 import rlk
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic"), cuda_only]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic")]
 
 LATE = 200_000_000  # clock cycles, about a tenth of a second
 SIZES = {"rows": 70, "dim": 40, "vocab": 300}

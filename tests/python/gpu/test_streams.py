@@ -4,12 +4,14 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from on_device import DIM, NAMES, VOCAB, Problem, cuda_only, leaves, make, torch
+from on_device import torch
+from problems import DIM, NAMES, VOCAB, Problem
 from reference import same_bits
+from tensors import leaves, make
 
 import rlk
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic"), cuda_only]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic")]
 
 LATE = 200_000_000  # clock cycles, about a tenth of a second
 

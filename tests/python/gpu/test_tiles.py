@@ -7,16 +7,18 @@ import subprocess
 from functools import cache
 
 import pytest
-from on_device import DEVICE, DIM, VOCAB, Problem, expected_target, make, run_script, torch
-from problems import only
+from devices import expected_target
+from on_device import DEVICE, run_script
+from problems import DIM, VOCAB, Problem, only
 from reference import same_bits
+from tensors import make, torch
 
 import rlk
 from rlk._program import command
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(expected_target() != "sm_90a", reason="other targets have one tile"),
+    pytest.mark.skipif(expected_target("cuda") != "sm_90a", reason="other targets have one tile"),
 ]
 
 ROWS = 8192
@@ -58,7 +60,7 @@ def assert_rows(dtype: str, rows, what: str, **options) -> None:
 
 @pytest.mark.parametrize("max_sms", [1, 7, 132])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tile", tile_names() if expected_target() == "sm_90a" else [])
+@pytest.mark.parametrize("tile", tile_names() if expected_target("cuda") == "sm_90a" else [])
 def test_every_tile_gives_the_same_bits(tile, dtype, max_sms):
     wanted(dtype)
     rlk.jit.configure(tile=tile, max_sms=max_sms)
@@ -72,7 +74,7 @@ def test_every_tile_gives_the_same_bits(tile, dtype, max_sms):
 
 
 # Active rows are copied side by side.
-@pytest.mark.parametrize("tile", tile_names() if expected_target() == "sm_90a" else [])
+@pytest.mark.parametrize("tile", tile_names() if expected_target("cuda") == "sm_90a" else [])
 def test_every_tile_takes_masked_rows(tile):
     want = wanted("bfloat16")
     active = torch.arange(ROWS, device=DEVICE) % 3 != 1

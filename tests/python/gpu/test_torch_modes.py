@@ -2,8 +2,10 @@
 """What torch wraps around a call: compile, checkpointing, autocast, deterministic algorithms."""
 
 import pytest
-from on_device import CUDA, DEVICE, NAMES, leaves, make, torch
+from on_device import DEVICE
+from problems import NAMES
 from reference import same_bits
+from tensors import leaves, make, torch
 from torch.utils.checkpoint import checkpoint
 
 import rlk
@@ -39,8 +41,7 @@ def expect_same_gradients(run) -> None:
 
 def test_compile():
     torch._dynamo.reset()
-    # On the CPU inductor would need a C++ compiler; the graph break is the same.
-    compiled = torch.compile(loss_of, backend="inductor" if CUDA else "aot_eager")
+    compiled = torch.compile(loss_of, backend="inductor")
     expect_same_gradients(lambda _, given: compiled(given))
     given = leaves(make(**P), ())
     with torch.no_grad():

@@ -5,22 +5,23 @@ import weakref
 
 import numpy as np
 import pytest
+from devices import on_cpu_alone
 from grpo import Tokens, draw
 from reference import same_bits
+from tensors import tensor, torch
 
 import rlk
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("generic")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("device", "generic")]
 
 PAIRS = {"samples_per_prompt": 2}
 
 
 def tensors(p: Tokens, dtype: str = "float32") -> Tokens:
     """The same as torch tensors; the policy's logits are a leaf that asks for a gradient."""
-    t = p.map(torch.tensor)
-    made = [x.to(getattr(torch, dtype)) for x in (t.policy, t.ref)]
-    return t.but(policy=made[0].requires_grad_(), ref=made[1])
+    t = p.map(tensor)
+    policy, ref = (tensor(x, dtype) for x in (p.policy, p.ref))
+    return t.but(policy=policy.requires_grad_(), ref=ref)
 
 
 def grad_of(loss, leaf, **kept):
@@ -35,7 +36,7 @@ def plain_logp(logits, ids):
 @pytest.mark.parametrize("used", ["ratio", "kl", "both"])
 def test_ratio_kl_against_autograd(used):
     t = tensors(draw())
-    g = torch.tensor(np.random.default_rng(0).standard_normal((2, 6, 9)), dtype=torch.float32)
+    g = tensor(np.random.default_rng(0).standard_normal((2, 6, 9)), "float32")
     if used != "both":
         g[int(used == "ratio")] = 0
     found = t.ratio_kl()
@@ -78,7 +79,9 @@ def test_autograd_gives_the_gradients_of_backward(dtype):
     plain = t.but(policy=t.policy.detach())
     for upstream in (1.0, 0.0, -3.0):
         loss = t.loss(**PAIRS).loss * upstream
-        want = rlk.jit.grpo_loss_backward(torch.tensor(upstream), *plain._grpo({}), **PAIRS)
+        want = rlk.jit.grpo_loss_backward(
+            torch.tensor(upstream).to(t.old), *plain._grpo({}), **PAIRS
+        )
         got = grad_of(loss, t.policy)
         assert got.dtype == t.policy.dtype
         assert same_bits(got, want)
@@ -102,10 +105,12 @@ def test_policy_loss_and_kl_carry_no_gradient():
 @pytest.mark.parametrize("factors", [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (2.0, 2.0)])
 def test_twice_through_one_graph(factors):
     """The second backward must not see what was done to the gradient of the first."""
-    t = tensors(draw())
+    t = tensors(draw(vocab=3331))
     loss = t.loss(**PAIRS).loss
-    for factor in factors:
+    made = loss.grad_fn.gradient.data_ptr()
+    for number, factor in enumerate(factors):
         got = grad_of(loss * factor, t.policy, retain_graph=True)
+        assert (got.data_ptr() == made) == (number == 0)
         assert same_bits(got, t.but(policy=t.policy.detach()).grad(factor, **PAIRS))
         got.fill_(float("nan"))
 
@@ -205,7 +210,7 @@ def test_ids_of_any_type(ids):
 def test_an_expanded_upstream():
     t = tensors(draw())
     t.ratio_kl().ratio.sum().backward()
-    one = torch.ones(6, 9)
+    one = torch.ones_like(t.old)
     assert same_bits(t.policy.grad, t.but(policy=t.policy.detach()).ratio_kl_grad(one, None))
 
 
@@ -232,6 +237,7 @@ class Producer:
         return self.tensor.__dlpack_device__()
 
 
+@on_cpu_alone
 @pytest.mark.parametrize("ids", ["torch", "numpy", "producer"])
 @pytest.mark.parametrize("mask", ["bool", "bfloat16", "needs_grad", "numpy", "producer"])
 def test_ids_and_mask_of_several_frameworks(ids, mask):
@@ -249,6 +255,7 @@ def test_ids_and_mask_of_several_frameworks(ids, mask):
     assert t.but(ids=given, mask=masks[mask]).loss(**PAIRS) == want
 
 
+@on_cpu_alone
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_tensor_without_a_shape_is_refused():
     nested = torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)])

@@ -5,14 +5,16 @@ import re
 
 import numpy as np
 import pytest
+from devices import jit, on_cpu_alone
 from grpo import Exactly, Tokens, draw, two_columns
+from layouts import LAYOUTS, turned
 from paths import GOLDEN
 from problems import DTYPES
 from reference import assert_within, same_bits
 
 import rlk
 
-pytestmark = pytest.mark.usefixtures("generic")
+pytestmark = pytest.mark.usefixtures("device", "generic")
 
 PAIRS = {"samples_per_prompt": 2}
 OPTION_SETS = [
@@ -65,9 +67,21 @@ def test_against_float64(options, dtype):
     check(draw(dtype=dtype), **options)
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 127, 128, 129])
-def test_sizes(vocab):
-    check(draw(4, 5, vocab))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [1, 2, 127, 128, 129, 3331])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"beta": 0.0},
+        {"beta": 0.5, "loss_reduction": "sequence_mean", "temperature": 0.7},
+        {"use_dual_clip": True, "kl_estimator": "k2"},
+    ],
+    ids=str,
+)
+def test_sizes(device, options, vocab, dtype):
+    rows, length = {"cpu": (4, 5), "cuda": (6, 9)}[device]
+    check(draw(rows, length, vocab, dtype), **options)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
@@ -111,31 +125,50 @@ def test_golden_losses(case, beta):
         np.testing.assert_allclose(p.grad(**options)[:4, :, 0], slope, rtol=5e-5, atol=1e-6)
 
 
-def test_bits_are_those_of_the_parts():
-    p = draw(8, 12)
-    for options in ({}, {"loss_reduction": "sequence_mean", "beta": 0.5, "use_dual_clip": True}):
-        rest = {k: v for k, v in options.items() if k != "beta"}
-        log_probs, ref = (rlk.jit.logp(x, p.ids, mask=p.mask) for x in (p.policy, p.ref))
-        arguments = (log_probs, p.old, rlk.jit.group_advantages(p.rewards, **PAIRS), p.mask)
-        rest |= {"kl_coef": options.get("beta", 0.04), "ref_log_probs": ref}
-        want = rlk.jit.ppo_loss(*arguments, **rest)
-        found = p.loss(**PAIRS, **options)
-        assert found == (want.loss, want.metrics.policy_loss, want.metrics.kl_loss)
-        c = rlk.jit.ppo_loss_backward(np.float32(3), *arguments, **rest).log_probs
-        grad = rlk.jit.logp_backward(c, p.policy, p.ids, mask=p.mask)
-        assert same_bits(p.grad(3.0, **PAIRS, **options), grad)
-        assert same_bits(p.grad(3.0, **PAIRS, **options, ref_logps=ref), grad)
+@pytest.mark.parametrize("vocab", [210, 3331])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"loss_reduction": "sequence_mean", "beta": 0.5, "use_dual_clip": True}],
+    ids=str,
+)
+def test_bits_are_those_of_the_parts(options, vocab):
+    p = draw(8, 12, vocab)
+    rest = {k: v for k, v in options.items() if k != "beta"}
+    log_probs, ref = (jit.logp(x, p.ids, mask=p.mask) for x in (p.policy, p.ref))
+    arguments = (log_probs, p.old, jit.group_advantages(p.rewards, **PAIRS), p.mask)
+    rest |= {"kl_coef": options.get("beta", 0.04), "ref_log_probs": ref}
+    want = jit.ppo_loss(*arguments, **rest)
+    assert p.loss(**PAIRS, **options) == (
+        want.loss,
+        want.metrics.policy_loss,
+        want.metrics.kl_loss,
+    )
+    c = jit.ppo_loss_backward(np.array(3, np.float32), *arguments, **rest).log_probs
+    grad = jit.logp_backward(c, p.policy, p.ids, mask=p.mask)
+    assert same_bits(p.grad(3.0, **PAIRS, **options), grad)
+    assert same_bits(p.grad(3.0, **PAIRS, **options, ref_logps=ref), grad)
+
+
+def test_specialized_is_generic(device):
+    vocab, dtype = {"cpu": (210, "float16"), "cuda": (3331, "bfloat16")}[device]
+    p = draw(vocab=vocab, dtype=dtype)
+    want, grad = p.loss(**PAIRS), p.grad(**PAIRS)
+    rlk.jit.configure(specialize=True, policy="sync")
+    before = rlk.jit.cache_info().fallbacks
+    assert p.loss(**PAIRS) == want
+    assert same_bits(p.grad(**PAIRS), grad)
+    assert rlk.jit.cache_info().fallbacks == before
 
 
 def test_an_entropy_bonus():
     p = draw()
-    out = rlk.jit.logp(p.policy, p.ids, mask=p.mask, return_entropy=True)
-    ref = rlk.jit.logp(p.ref, p.ids, mask=p.mask)
-    arguments = (out.log_prob, p.old, rlk.jit.group_advantages(p.rewards, **PAIRS), p.mask)
+    out = jit.logp(p.policy, p.ids, mask=p.mask, return_entropy=True)
+    ref = jit.logp(p.ref, p.ids, mask=p.mask)
+    arguments = (out.log_prob, p.old, jit.group_advantages(p.rewards, **PAIRS), p.mask)
     rest = {"kl_coef": 0.04, "ref_log_probs": ref, "entropy": out.entropy, "entropy_coef": 0.3}
-    assert p.loss(**PAIRS, entropy_coef=0.3).loss == rlk.jit.ppo_loss(*arguments, **rest).loss
-    grads = rlk.jit.ppo_loss_backward(np.float32(1), *arguments, **rest)
-    want = rlk.jit.logp_backward(
+    assert p.loss(**PAIRS, entropy_coef=0.3).loss == jit.ppo_loss(*arguments, **rest).loss
+    grads = jit.ppo_loss_backward(np.array(1, np.float32), *arguments, **rest)
+    want = jit.logp_backward(
         grads.log_probs, p.policy, p.ids, mask=p.mask, grad_entropy=grads.entropy
     )
     assert same_bits(p.grad(**PAIRS, entropy_coef=0.3), want)
@@ -219,6 +252,7 @@ def test_a_nan_in_an_active_token_is_shown():
     assert same_bits(bad.grad(**PAIRS)[others], p.grad(**PAIRS)[others])
 
 
+@on_cpu_alone
 def test_without_beta_no_reference_is_read():
     p = draw()
     want = p.loss(**PAIRS, beta=0)
@@ -277,28 +311,25 @@ def test_one_sequence():
 def test_dialects():
     p = draw(6, 9, seed=2)
     for dialect in ("verl", "skyrl", "trl", "liger"):
-        a = rlk.jit.group_advantages(p.rewards, **PAIRS, dialect=dialect)
-        log_probs, ref = (rlk.jit.logp(x, p.ids, mask=p.mask) for x in (p.policy, p.ref))
+        a = jit.group_advantages(p.rewards, **PAIRS, dialect=dialect)
+        log_probs, ref = (jit.logp(x, p.ids, mask=p.mask) for x in (p.policy, p.ref))
         options = {"kl_coef": 0.04, "ref_log_probs": ref, "dialect": dialect}
-        want = rlk.jit.ppo_loss(log_probs, p.old, a, p.mask, **options)
+        want = jit.ppo_loss(log_probs, p.old, a, p.mask, **options)
         assert p.loss(**PAIRS, dialect=dialect).loss == want.loss
 
 
 def test_layouts():
     p = draw(6, 9)
-
-    def turned(x):
-        return np.ascontiguousarray(np.moveaxis(x, 0, -1)).transpose(-1, *range(x.ndim - 1))
-
-    q = p.map(turned)
-    assert q.loss(**PAIRS) == p.loss(**PAIRS)
-    assert same_bits(np.ascontiguousarray(q.grad(**PAIRS)), p.grad(**PAIRS))
-    wide = p.but(
-        old=p.old.astype(float), mask=p.mask.astype(float), rewards=p.rewards.astype(float)
-    )
-    assert wide.loss(**PAIRS).loss == p.loss(**PAIRS).loss
+    for view in (*LAYOUTS.values(), turned):
+        q = p.map(view)
+        assert q.loss(**PAIRS) == p.loss(**PAIRS)
+        assert same_bits(np.ascontiguousarray(q.grad(**PAIRS)), p.grad(**PAIRS))
+    wide = {"mask": p.mask.astype(float), "rewards": p.rewards.astype(float)}
+    wide = p.but(old=p.old.astype(float), ids=p.ids.astype(np.int32), **wide)
+    assert wide.loss(**PAIRS) == p.loss(**PAIRS)
 
 
+@on_cpu_alone
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_threads(num_threads):
     p = draw(8, 900, 3)
@@ -326,7 +357,7 @@ def test_the_kl_term_pulls_to_the_reference():
     """Logic-RL #58: where the policy is above its reference, descent pushes it down."""
     p = draw(4, 5).but(mask=None)
     equal = p.but(rewards=np.ones(4, np.float32))
-    log_prob = rlk.jit.logp(p.policy, p.ids)
+    log_prob = jit.logp(p.policy, p.ids)
     grad = equal.grad(**PAIRS, ref_logps=log_prob - 1)
     assert (np.take_along_axis(grad, p.ids[..., None], -1) > 0).all()
 
@@ -370,6 +401,7 @@ ERRORS = [
 ]
 
 
+@on_cpu_alone
 @pytest.mark.parametrize(("changes", "options", "message"), ERRORS, ids=lambda x: str(x)[:30])
 def test_errors_name_the_argument(changes, options, message):
     with pytest.raises(rlk.InvalidArgument, match=f"^grpo_loss: {message}"):
@@ -384,6 +416,7 @@ def test_an_option_of_none_is_not_given():
     assert same_bits(p.grad(**PAIRS, clip_eps=0.05, **nothing), want)
 
 
+@on_cpu_alone
 def test_packed_starts_of_none_are_named():
     p = draw(2, 3).but(rewards=None).map(lambda x: x.reshape(6, *x.shape[2:]))
     p = p.but(rewards=np.zeros(2, np.float32))
@@ -391,6 +424,7 @@ def test_packed_starts_of_none_are_named():
         p.loss(**PAIRS, cu_seqlens=np.zeros(0, int))
 
 
+@on_cpu_alone
 def test_other_errors():
     p = draw()
     with pytest.raises(rlk.InvalidArgument, match=r"^grpo_loss: ref_logits: .*got both"):
@@ -418,6 +452,7 @@ def test_other_errors():
         )
 
 
+@on_cpu_alone
 def test_explain():
     p = draw()
     found = rlk.jit.explain_grpo_loss(p.policy, p.ref, p.ids, p.old, p.rewards, p.mask, **PAIRS)

@@ -2,40 +2,44 @@
 """Wrong arguments: `linear_logp: argument: expected ..., got ...`, before anything is computed."""
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
+from devices import jit
 from problems import numpy_type, problem
+from reference import same_bits
 
 import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
+on_each_device = pytest.mark.usefixtures("device")
 
 ROWS, DIM, VOCAB = 4, 8, 50
 
 
 def arguments(**changed):
     p = problem(ROWS, DIM, VOCAB, bias="float32")
-    return {
-        "hidden": p.hidden,
-        "weight": p.weight,
-        "target": p.target,
-        "bias": p.bias,
-        **changed,
-    }
+    return {"hidden": p.hidden, "weight": p.weight, "target": p.target, "bias": p.bias, **changed}
 
 
-def refused(message: str, error=rlk.InvalidArgument, **changed) -> None:
-    """Forward, backward and explain all refuse the call with this message."""
+def refused(message: str, *, explained: bool = False, **changed) -> None:
+    """Forward and backward refuse the call with this message, if asked explain too."""
     given = arguments(**changed)
     lead = np.shape(given["hidden"])[:-1] if hasattr(given["hidden"], "shape") else (ROWS,)
     upstream = np.ones(lead, np.float32)
-    for call in (
-        lambda: rlk.jit.linear_logp(**given),
-        lambda: rlk.jit.linear_logp_backward(upstream, **given),
-    ):
-        with pytest.raises(error, match=f"^linear_logp: {message}$"):
+    calls = [
+        lambda: jit.linear_logp(**given),
+        lambda: jit.linear_logp_backward(upstream, **given),
+        lambda: jit.explain(**given),
+        lambda: jit.explain(**given, backward=True),
+    ]
+    for call in calls if explained else calls[:2]:
+        with pytest.raises(rlk.InvalidArgument, match=f"^linear_logp: {message}$"):
             call()
+
+
+refused_by_all = partial(refused, explained=True)
 
 
 def zeros(*shape, kind="float32"):
@@ -62,6 +66,7 @@ def test_dtypes_without_a_name(kind):
     refused(f"hidden: expected dtype {THREE}, got .*", hidden=zeros(ROWS, DIM).astype(kind))
 
 
+@on_each_device
 def test_dtype_of_weight_follows_hidden():
     refused(
         r"weight: expected dtype float32 \(that of hidden\), got float16",
@@ -74,26 +79,21 @@ def test_dtype_of_weight_follows_hidden():
 
 
 def test_dtype_of_bias():
-    refused(
-        "bias: expected dtype float32 or float32, got float16",
-        bias=zeros(VOCAB, kind="float16"),
-    )
-    half = {
-        "hidden": zeros(ROWS, DIM, kind="float16"),
-        "weight": zeros(VOCAB, DIM, kind="float16"),
-    }
+    message = "bias: expected dtype float32 or float32, got float16"
+    refused(message, bias=zeros(VOCAB, kind="float16"))
+    sizes = {"hidden": (ROWS, DIM), "weight": (VOCAB, DIM)}
+    half = {name: zeros(*size, kind="float16") for name, size in sizes.items()}
     bias = zeros(VOCAB).astype(numpy_type("bfloat16"))
     refused("bias: expected dtype float16 or float32, got bfloat16", **half, bias=bias)
 
 
+@on_each_device
 @pytest.mark.parametrize("kind", ["float32", "bool", "complex128"])
 def test_dtype_of_target(kind):
-    refused(
-        f"target: expected an integer dtype, got {kind}",
-        target=zeros(ROWS, kind=kind),
-    )
+    refused(f"target: expected an integer dtype, got {kind}", target=zeros(ROWS, kind=kind))
 
 
+@on_each_device
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
@@ -112,6 +112,7 @@ def test_shape_of_weight(shape, message):
     )
 
 
+@on_each_device
 @pytest.mark.parametrize("shape", [(0,), (0, DIM), (VOCAB, 0)])
 def test_a_weight_that_lies_elsewhere(shape):
     # What a sharded parameter looks like outside of its gather.
@@ -128,6 +129,7 @@ def test_no_hidden_size():
     refused(r"hidden: expected shape \[..., D\], got \[\]", hidden=np.array(1, np.float32))
 
 
+@on_each_device
 @pytest.mark.parametrize("shape", [(ROWS - 1,), (ROWS + 1,), (ROWS, 1), (1, ROWS), (), (0,)])
 def test_arguments_of_one_value_a_row(shape):
     got = re.escape(str(list(shape)))
@@ -137,9 +139,10 @@ def test_arguments_of_one_value_a_row(shape):
     if shape:  # without axes it is a number
         refused(f"temperature: {message}", temperature=np.ones(shape))
     with pytest.raises(rlk.InvalidArgument, match=f"^linear_logp: grad_output: {message}$"):
-        rlk.jit.linear_logp_backward(zeros(*shape), **arguments())
+        jit.linear_logp_backward(zeros(*shape), **arguments())
 
 
+@on_each_device
 @pytest.mark.parametrize("shape", [(VOCAB - 1,), (VOCAB, 1), (1,), ()])
 def test_shape_of_bias(shape):
     refused(rf"bias: expected shape \[50\], got {re.escape(str(list(shape)))}", bias=zeros(*shape))
@@ -164,13 +167,15 @@ def test_the_row_of_a_bad_target_is_counted_with_inactive_rows():
     refused(r"target: .* got 99 in row 3", target=target, mask=mask)
 
 
+@on_each_device
 @pytest.mark.parametrize(
     "bad", [0, -1, 0.0, -0.0, float("nan"), float("inf"), 1e39, 1e-39, np.float32("nan")]
 )
-def test_temperature_out_of_range(bad):
+def test_temperature_out_of_range(device, bad):
     message = "temperature: expected a finite number above 0 .3e-39 to 8e37., got .*"
     refused(message, temperature=bad)
-    refused(message, temperature=np.array([1, 1, bad, 1], np.float64))
+    if device == "cpu":
+        refused(message, temperature=np.array([1, 1, bad, 1], np.float64))
 
 
 @pytest.mark.parametrize(
@@ -206,10 +211,49 @@ def test_dtype_of_mask():
     refused(message, mask=np.ones(ROWS, np.complex64))
 
 
+@on_each_device
 @pytest.mark.parametrize("bad", [1.5, "a", 2**63, -(2**63) - 1, [1]])
 def test_ignore_index(bad):
     message = f"ignore_index: expected an int of 64 bits or None, got {re.escape(repr(bad))}"
     refused(message, ignore_index=bad)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 0.0, float("nan"), float("inf"), 1e39, 1e-39])
+def test_softcap_out_of_range(bad):
+    refused(
+        "softcap: expected a finite number above 0 .3e-39 to 8e37., got .*",
+        softcap=bad,
+        explained=True,
+    )
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e39])
+def test_logit_scale_out_of_range(bad):
+    refused(
+        "logit_scale: expected a finite number of float32, got .*", logit_scale=bad, explained=True
+    )
+
+
+@pytest.mark.parametrize(("bad", "got"), [("30", "str"), ([30.0], "list"), (1j, "complex")])
+def test_what_is_no_number(bad, got):
+    refused_by_all(f"softcap: expected a number or None, got {got}", softcap=bad)
+    refused_by_all(f"logit_scale: expected a number, got {got}", logit_scale=bad)
+
+
+def test_no_logit_scale_is_one():
+    refused_by_all("logit_scale: expected a number, got NoneType", logit_scale=None)
+
+
+@pytest.mark.parametrize("name", ["grad_entropy", "grad_lse"])
+def test_upstream_gradients_that_do_not_fit(name):
+    p = problem(ROWS, DIM, VOCAB)
+    for bad, message in (
+        (np.ones(3, np.float32), r"expected shape \[4\], got \[3\]"),
+        (np.ones(4, np.int64), "expected a floating dtype, got int64"),
+        (3, "expected a torch tensor, NumPy array or DLPack tensor, got int"),
+    ):
+        with pytest.raises(rlk.InvalidArgument, match=f"^linear_logp: {name}: {message}$"):
+            rlk.jit.linear_logp_backward(p.upstream, *p.operands, **{name: bad})
 
 
 @pytest.mark.parametrize("name", ["hidden", "weight", "target", "bias", "mask"])
@@ -226,9 +270,8 @@ def test_none_where_a_tensor_is_needed(name):
 
 def test_grad_output():
     for bad, got in ((np.ones(ROWS, int), "int64"), (np.ones(ROWS, np.complex64), "complex64")):
-        with pytest.raises(
-            rlk.InvalidArgument, match=f"grad_output: expected a floating dtype, got {got}"
-        ):
+        message = f"grad_output: expected a floating dtype, got {got}"
+        with pytest.raises(rlk.InvalidArgument, match=message):
             rlk.jit.linear_logp_backward(bad, **arguments())
     with pytest.raises(rlk.InvalidArgument, match="grad_output: expected a tensor, got None"):
         rlk.jit.linear_logp_backward(None, **arguments())
@@ -295,13 +338,15 @@ def test_options_are_by_name():
         rlk.jit.linear_logp(*arguments().values(), 0.7)
 
 
+@on_each_device
 def test_a_refused_call_does_no_harm():
     p = problem(ROWS, DIM, VOCAB)
     before = p.logp()
-    for _ in range(200):
-        with pytest.raises(rlk.InvalidArgument):
-            rlk.jit.linear_logp(p.hidden, p.weight, p.target + VOCAB)
-    assert (p.logp() == before).all()
+    for wrong in (p.but(target=p.target + VOCAB), p.but(target=p.target[:1])):
+        for _ in range(200):
+            with pytest.raises(rlk.InvalidArgument):
+                wrong.logp()
+    assert same_bits(p.logp(), before)
 
 
 @pytest.mark.parametrize("thrown", [KeyboardInterrupt, SystemExit])

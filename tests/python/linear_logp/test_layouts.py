@@ -2,15 +2,20 @@
 """Strides, broadcasts, files, read-only and foreign arrays: all valid inputs, all the same bits."""
 
 import ctypes
+import itertools
 
 import numpy as np
 import pytest
+from layouts import LAYOUTS, spaced
 from problems import DTYPES, Problem, check, numpy_type, problem
 from reference import same_bits
 
 import rlk
 
 pytestmark = pytest.mark.usefixtures("generic")
+on_each_device = pytest.mark.usefixtures("device")
+
+FIELDS = ("hidden", "weight", "target", "bias", "upstream")
 
 
 def assert_same(p: Problem, other: Problem, **options) -> None:
@@ -20,115 +25,112 @@ def assert_same(p: Problem, other: Problem, **options) -> None:
         assert (got is None and want is None) or same_bits(got, want)
 
 
-def spaced(array: np.ndarray) -> np.ndarray:
-    """The same values with strides that are no multiple of anything, garbage between them."""
-    room = np.full([2 * n + 3 for n in array.shape], 77).astype(array.dtype)
-    view = room[tuple(slice(1, 1 + 2 * n, 2) for n in array.shape)]
-    view[...] = array
-    return view
-
-
-LAYOUTS = {
-    "spaced": spaced,
-    "fortran": np.asfortranarray,
-    "reversed": lambda a: np.ascontiguousarray(a[..., ::-1])[..., ::-1],
-    "upside_down": lambda a: np.ascontiguousarray(a[::-1])[::-1],
-    "off_by_one": lambda a: np.r_[a.reshape(-1)[:1], a.reshape(-1)][1:].reshape(a.shape),
-}
-
-
+@on_each_device
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_strided_operands(layout, dtype):
-    p = problem(29, 37, 301, dtype, bias=dtype)
+@pytest.mark.parametrize("lead", [29, (4, 7)])
+def test_strided_operands(layout, dtype, lead):
+    p = problem(lead, 37, 301, dtype, bias=dtype)
     view = LAYOUTS[layout]
-    for name in ("hidden", "weight", "target", "bias"):
-        values = {n: getattr(p, n) for n in ("hidden", "weight", "target", "bias", "upstream")}
-        assert_same(p, Problem(**values | {name: view(values[name])}))
-    assert_same(p, Problem(*(view(array) for array in p.operands), view(p.upstream)))
+    for name in FIELDS:
+        assert_same(p, p.but(**{name: view(getattr(p, name))}))
+    assert_same(p, Problem(**{name: view(getattr(p, name)) for name in FIELDS}))
 
 
-def test_strided_rows_of_options():
-    p = problem(29, 37, 301)
-    heat = np.linspace(0.5, 2, 29).astype(np.float32)
-    mask = np.arange(29) % 4 != 0
-    want = p.logp(temperature=heat, mask=mask)
-    assert same_bits(p.logp(temperature=spaced(heat), mask=spaced(mask)), want)
-    assert same_bits(p.logp(temperature=heat[::-1].copy()[::-1], mask=mask), want)
+@on_each_device
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("lead", [(29,), (4, 7)])
+def test_strided_rows_of_options(layout, lead):
+    p = problem(lead, 37, 301)
+    count = len(p.target.ravel())
+    heat = np.linspace(0.5, 2, count).astype(np.float32).reshape(lead)
+    mask = np.arange(count).reshape(lead) % 4 != 0
+    want, view = p.logp(temperature=heat, mask=mask), LAYOUTS[layout]
+    assert same_bits(p.logp(temperature=view(heat), mask=view(mask)), want)
+    wide, ints = heat.astype(np.float64), mask.astype(np.int32)
+    assert same_bits(p.logp(temperature=view(wide), mask=view(ints)), want)
 
 
-@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)])
+@on_each_device
+@pytest.mark.parametrize("axes", list(itertools.permutations(range(3))))
 def test_leading_axes_in_any_order(axes):
-    p = problem((3, 4, 5), 12, 301)
-    order = (*axes, 3)
-    back = np.argsort(order)
+    for dtype in ("float32", "bfloat16"):
+        p = problem((3, 4, 5), 12, 301, dtype)
 
-    def stored(array, how):
-        return np.ascontiguousarray(array.transpose(how)).transpose(np.argsort(how))
+        def stored(array, how):
+            return np.ascontiguousarray(array.transpose(how)).transpose(np.argsort(how))
 
-    hidden = stored(p.hidden, order)
-    target, upstream = stored(p.target, axes), stored(p.upstream, axes)
-    assert hidden.shape == p.hidden.shape
-    assert sorted(back) == [0, 1, 2, 3]
-    assert_same(p, Problem(hidden, p.weight, target, None, upstream))
+        hidden = stored(p.hidden, (*axes, 3))
+        assert hidden.shape == p.hidden.shape
+        moved = {"target": stored(p.target, axes), "upstream": stored(p.upstream, axes)}
+        assert_same(p, p.but(hidden=hidden, **moved))
 
 
-@pytest.mark.parametrize(
-    "lead", [(), (1,), (6,), (2, 3), (1, 6, 1), (1, 2, 1, 3, 1), (1,) * 6 + (6,)]
-)
+LEADS = [(), (1,), (6,), (2, 3), (1, 6, 1), (1, 2, 1, 3, 1), (1, 2, 1, 3, 1, 1, 1), (1,) * 6 + (6,)]
+
+
+@on_each_device
+@pytest.mark.parametrize("lead", [*LEADS, (0,), (3, 0), (0, 4), (0, 5)])
 def test_any_number_of_leading_axes(lead):
-    p = problem(lead, 12, 301)
-    logp = p.logp()
-    assert logp.shape == lead
-    assert p.grads().hidden.shape == (*lead, 12)
-    check(p)
+    for dtype, bias in (("float32", None), ("float32", "float32"), ("bfloat16", "bfloat16")):
+        p = problem(lead, 12, 301, dtype, bias=bias)
+        check(p)
+        grads = p.grads()
+        assert p.logp().shape == lead
+        assert grads.hidden.shape == (*lead, 12)
+        if 0 in lead:
+            assert same_bits(grads.weight, np.zeros_like(p.weight))
+            assert bias is None or same_bits(grads.bias, np.zeros_like(p.bias))
 
 
+@on_each_device
 def test_nine_axes_are_too_many():
-    p = problem((1,) * 8, 12, 30)
     with pytest.raises(rlk.InvalidArgument, match="linear_logp: hidden: expected at most 8 dim"):
-        p.logp()
+        problem((1,) * 8, 12, 30).logp()
 
 
-def test_one_row_without_leading_axes():
+@on_each_device
+def test_one_row_without_leading_axes(device):
     p = problem((5,), 12, 301)
-    for target in (p.target[2], np.array(p.target[2]), p.target[2:3].reshape(())):
-        logp = rlk.jit.linear_logp(p.hidden[2], p.weight, target)
+    numbers = [p.target[2]] if device == "cpu" else []
+    for target in (np.array(p.target[2]), p.target[2:3].reshape(()), *numbers):
+        logp = p.but(hidden=p.hidden[2], target=target).logp()
         assert logp.shape == ()
         assert same_bits(logp, p.logp()[2])
 
 
-@pytest.mark.parametrize("lead", [(0,), (3, 0), (0, 5)])
-def test_no_rows(lead):
-    p = problem(lead, 12, 301, bias="float32")
-    assert p.logp().shape == lead
-    grads = p.grads()
-    assert grads.hidden.shape == (*lead, 12)
-    assert same_bits(grads.weight, np.zeros((301, 12), np.float32))
-    assert same_bits(grads.bias, np.zeros(301, np.float32))
-
-
+@on_each_device
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "dim", "vocab"), [(1, 1, 1), (5, 1, 1), (5, 1, 40), (1, 7, 2)])
 def test_the_smallest_sizes(rows, dim, vocab, dtype):
     check(problem(rows, dim, vocab, dtype, bias=dtype))
 
 
-def test_broadcast_operands():
-    p = problem(6, 12, 301)
-    hidden = np.broadcast_to(p.hidden[2], (6, 12))
-    weight = np.broadcast_to(p.weight[3], (301, 12))
-    bias = np.broadcast_to(np.float32(0.5), 301)
-    target = np.broadcast_to(p.target[1], 6)
-    assert_same(
-        Problem(hidden.copy(), weight.copy(), target.copy(), bias.copy(), p.upstream),
-        Problem(hidden, weight, target, bias, p.upstream),
-    )
-    column = np.broadcast_to(p.hidden[:, :1], (6, 12))  # stride 0 along D
-    assert_same(
-        Problem(column.copy(), p.weight, p.target, None, p.upstream),
-        Problem(column, p.weight, p.target, None, p.upstream),
-    )
+@on_each_device
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_broadcast_operands(dtype):
+    p = problem(6, 16, 301, dtype, bias=dtype)
+    wide = {
+        "hidden": np.broadcast_to(p.hidden[2], (6, 16)),
+        "weight": np.broadcast_to(p.weight[3], (301, 16)),
+        "target": np.broadcast_to(p.target[1], 6),
+        "bias": np.broadcast_to(p.bias[0], 301),
+        "upstream": np.broadcast_to(p.upstream[0], 6),
+    }
+    for name, view in wide.items():
+        assert_same(p.but(**{name: view.copy()}), p.but(**{name: view}))
+    assert_same(Problem(**{name: view.copy() for name, view in wide.items()}), Problem(**wide))
+    column = np.broadcast_to(p.hidden[:, :1], (6, 16))  # stride 0 along D
+    assert_same(p.but(hidden=column.copy()), p.but(hidden=column))
+
+
+@on_each_device
+def test_rows_that_overlap_in_memory():
+    # A sliding window: rows are one element apart.
+    memory = np.random.default_rng(0).standard_normal(9 + 16).astype(np.float32)
+    window = np.lib.stride_tricks.sliding_window_view(memory, 16)[:9]
+    p = problem(9, 16, 100)
+    assert_same(p.but(hidden=window.copy()), p.but(hidden=window))
 
 
 def test_read_only_arrays():

@@ -2,6 +2,7 @@
 """What kinds of torch tensors linear_logp takes, and how it refuses others."""
 
 import pytest
+from devices import torch_name
 from problems import DTYPES, problem
 from reference import Reference, assert_within, same_bits
 
@@ -9,13 +10,15 @@ import rlk
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("generic")]
+on_each_device = pytest.mark.usefixtures("device")
 
 
 def tensors(dtype="float32", rows=(3, 4), dim=12, vocab=301):
     p = problem(rows, dim, vocab)
     kind = getattr(torch, dtype)
-    hidden, weight = (torch.from_numpy(x).to(kind) for x in (p.hidden, p.weight))
-    return hidden, weight, torch.from_numpy(p.target)
+    hidden, weight, target = map(torch.from_numpy, (p.hidden, p.weight, p.target))
+    device = torch_name()
+    return hidden.to(device, kind), weight.to(device, kind), target.to(device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -71,6 +74,7 @@ def test_a_view_whose_sign_is_still_to_be_applied():
     assert same_bits(rlk.jit.linear_logp(hidden, lazy_weight, target), want)
 
 
+@on_each_device
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 def test_targets_of_any_integer_type(kind):
     hidden, weight, target = tensors(vocab=100)
@@ -191,15 +195,40 @@ def test_many_classes_of_tensors():
         assert same_bits(rlk.jit.linear_logp(hidden, weight.as_subclass(kind), target), want)
 
 
-def test_inputs_are_the_same_after_a_call():
-    hidden, weight, target = (t.requires_grad_(t.is_floating_point()) for t in tensors())
-    heat, mask = torch.full((3, 4), 0.7), torch.ones(3, 4)
-    before = [t.detach().clone() for t in (hidden, weight, target, heat, mask)]
-    upstream = torch.ones(3, 4)
-    rlk.jit.linear_logp(hidden, weight, target, temperature=heat, mask=mask).backward(upstream)
-    for now, then in zip((hidden, weight, target, heat, mask), before, strict=True):
+@on_each_device
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_are_the_same_after_a_call(dtype):
+    hidden, weight, target = (t.requires_grad_(t.is_floating_point()) for t in tensors(dtype))
+    kind = {"device": torch_name()}
+    # Views, as a trainer slices them from a batch.
+    heat, mask = torch.full((3, 5), 0.7, **kind)[:, 1:], torch.ones((3, 5), **kind)[:, :4]
+    inputs = (hidden, weight, target, heat, mask, torch.ones(3, 4, **kind))
+    before = [t.detach().clone() for t in inputs]
+    options = {"temperature": heat, "mask": mask}
+    rlk.jit.linear_logp(hidden, weight, target, **options).backward(inputs[-1])
+    given = (inputs[-1], hidden.detach(), weight.detach(), target)
+    rlk.jit.linear_logp_backward(*given, bias=weight.detach()[:, 0].contiguous(), **options)
+    for now, then in zip(inputs, before, strict=True):
         assert same_bits(now, then)
-    assert same_bits(upstream, torch.ones(3, 4))
+
+
+@on_each_device
+def test_weights_changed_in_place_are_seen():
+    hidden, weight, target = tensors("bfloat16")
+    before = rlk.jit.linear_logp(hidden, weight, target)
+    weight.mul_(1.5)
+    after = rlk.jit.linear_logp(hidden, weight, target)
+    assert not same_bits(before, after)
+    assert_within(after, Reference(hidden, weight, target).forward())
+
+
+@on_each_device
+def test_results_do_not_share_memory():
+    first = rlk.jit.linear_logp(*tensors())
+    copy = first.clone()
+    other = rlk.jit.linear_logp(*tensors(vocab=300))
+    assert first.data_ptr() != other.data_ptr()
+    assert same_bits(first, copy)
 
 
 def test_temperature_that_needs_a_gradient_is_refused():

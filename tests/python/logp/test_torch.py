@@ -3,23 +3,22 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from logits import Exact, Logits, draw
 from reference import assert_within, same_bits
+from tensors import tensor, torch
 
-torch = pytest.importorskip("torch")
+import rlk
 
-import rlk  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("generic")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("device", "generic")]
 
 OPTIONS = {"softcap": 1.5, "logit_scale": 0.75, "temperature": 0.7}
 
 
 def tensors(dtype="float32", lead=(3, 4), vocab=310) -> Logits:
     p = draw(lead, vocab)
-    logits = torch.from_numpy(p.logits).to(getattr(torch, dtype))
-    return Logits(logits, torch.from_numpy(p.target), torch.from_numpy(p.upstream))
+    return Logits(tensor(p.logits, dtype), tensor(p.target), tensor(p.upstream))
 
 
 def run(p: Logits, in_place: bool, **options):
@@ -37,7 +36,7 @@ def run(p: Logits, in_place: bool, **options):
 )
 def test_gradients_of_any_outputs(used, options, dtype):
     p = tensors(dtype)
-    grads = [p.upstream + i if i in used else torch.zeros(3, 4) for i in range(3)]
+    grads = [p.upstream + i if i in used else torch.zeros_like(p.upstream) for i in range(3)]
     exact = Exact(p, **options)
     for in_place in (False, True):
         leaf, _, found = run(p, in_place, **options, return_entropy=True, return_lse=True)
@@ -62,18 +61,19 @@ def test_in_place_takes_no_memory_of_its_own():
     assert same_bits(made.detach(), plain.grad)
 
 
-def test_in_place_with_strides_and_inactive_rows():
-    p = tensors()
-    mask = torch.arange(12).reshape(3, 4) % 3 != 1
-    plain, _, out = run(p, False, mask=mask)
-    (out * p.upstream).sum().backward()
-    leaf = p.logits.clone().requires_grad_()
-    made = leaf.transpose(0, 2).contiguous().transpose(0, 2)
-    assert made.stride(-1) != 1
-    found = rlk.jit.logp(made, p.target, mask=mask, inplace_backward=True)
-    (found * p.upstream).sum().backward()
-    assert same_bits(leaf.grad, plain.grad)
-    assert not leaf.grad[~mask].any()
+@pytest.mark.parametrize("axes", [(0, 2), (0, 1), None])
+def test_in_place_with_strides_and_inactive_rows(axes):
+    for vocab in (310, 1537):
+        p = tensors(vocab=vocab)
+        mask = tensor(np.arange(12).reshape(3, 4) % 3 != 1)
+        want = p.grad(mask=mask)
+        leaf = p.logits.clone().requires_grad_()
+        made = leaf.transpose(*axes).contiguous().transpose(*axes) if axes else leaf * 1
+        assert made.is_contiguous() == (axes is None)
+        rlk.jit.logp(made, p.target, mask=mask, inplace_backward=True).backward(p.upstream)
+        assert same_bits(leaf.grad, want)
+        assert same_bits(made.detach(), want)
+        assert not leaf.grad[~mask].any()
 
 
 def test_in_place_is_refused_where_it_would_be_wrong():
@@ -141,9 +141,9 @@ def test_what_needs_no_gradient():
         value = torch.tensor(2.0, requires_grad=True)
         with pytest.raises(rlk.InvalidArgument, match=f"^logp: {name}: .*needs no gradient"):
             rlk.jit.logp(p.logits, p.target, **{name: value})
-    heat = torch.ones(3, 4, requires_grad=True)
+    heat = tensor(np.ones((3, 4), np.float32)).requires_grad_()
     with pytest.raises(rlk.InvalidArgument, match=r"^logp: logits: expected a torch tensor"):
-        rlk.jit.logp(p.logits.numpy(), p.target.numpy(), temperature=heat)
+        rlk.jit.logp(p.logits.cpu().numpy(), p.target.cpu().numpy(), temperature=heat)
 
 
 def test_shifted_targets():

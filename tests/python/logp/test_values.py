@@ -5,13 +5,15 @@ import itertools
 
 import numpy as np
 import pytest
+from devices import jit, on_cpu_alone, on_cuda_alone
+from layouts import LAYOUTS, shifted, transposed
 from logits import Exact, Logits, draw
 from problems import DTYPES, host_levels, numpy_type
 from reference import as_float64, assert_within, same_bits
 
 import rlk
 
-pytestmark = pytest.mark.usefixtures("generic")
+pytestmark = pytest.mark.usefixtures("device", "generic")
 
 OPTION_SETS = [
     {},
@@ -19,138 +21,166 @@ OPTION_SETS = [
     {"softcap": 1.5},
     {"logit_scale": -0.5},
     {"softcap": 2.0, "logit_scale": 0.25, "temperature": 1.3},
+    {"softcap": 2.0, "logit_scale": -0.25, "temperature": 1.3},
 ]
-# Around the leaf, a vector, four chains.
-SIZES = [1, 2, 3, 5, 15, 17, 127, 128, 129, 131, 191, 193, 384, 4099]
+# Around the leaf, a vector, four chains; of a GPU, what a block reads at once and several parts.
+SIZES = [
+    1,
+    2,
+    3,
+    5,
+    8,
+    15,
+    17,
+    127,
+    128,
+    129,
+    131,
+    191,
+    192,
+    193,
+    384,
+    385,
+    3072,
+    4099,
+    6145,
+    50257,
+]
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+option_sets = pytest.mark.parametrize("options", OPTION_SETS, ids=str)
 
 
-def check(p: Logits, options: dict, **exact) -> None:
-    found, want = p.outputs(**options), Exact(p, **options, **exact)
-    for name, bounded in want.outputs().items():
-        assert getattr(found, name).dtype == np.float32
-        assert_within(getattr(found, name), bounded, name)
-    assert same_bits(p.logp(**options), found.log_prob)
-    grads = [p.upstream, 0.5 * p.upstream[..., ::-1], p.upstream + 1]
-    got = p.grad(**options, grad_entropy=grads[1], grad_lse=grads[2])
-    assert got.dtype == p.logits.dtype
-    assert_within(got, want.gradient(*grads), "gradient")
-    assert_within(p.grad(**options), want.gradient(p.upstream), "gradient of log_prob")
+def run(p: Logits, **options):
+    """Outputs, gradient of all of them, gradient of the log-prob."""
+    every = {"grad_entropy": p.upstream * 0.5, "grad_lse": p.upstream + 1}
+    return (*p.outputs(**options), p.grad(**options, **every), p.grad(**options))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("options", OPTION_SETS, ids=str)
-def test_options(options, dtype):
-    check(draw((3, 5), 310, dtype), options)
+def same(first, second) -> bool:
+    return all(same_bits(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+def check(p: Logits, found=None, **options) -> None:
+    found, want = run(p, **options) if found is None else found, Exact(p, **options)
+    for (name, bounded), value in zip(want.outputs().items(), found, strict=False):
+        assert value.dtype == np.float32
+        assert_within(value, bounded, name)
+    g = p.upstream
+    assert found[3].dtype == found[4].dtype == p.logits.dtype
+    assert_within(found[3], want.gradient(g, np.float32(0.5) * g, g + np.float32(1)), "gradient")
+    assert_within(found[4], want.gradient(g), "gradient of log_prob")
+
+
+@each_dtype
+@option_sets
 @pytest.mark.parametrize("vocab", SIZES)
-def test_sizes(vocab, dtype):
-    check(draw(5, vocab, dtype), {})
+def test_against_float64(vocab, options, dtype):
+    p = draw(5, vocab, dtype)
+    found = run(p, **options)
+    check(p, found, **options)
+    assert same_bits(p.logp(**options), found[0])
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (0,), (2, 0), (2, 3, 2), (40,)])
+@pytest.mark.parametrize("lead", [(), (1,), (0,), (2, 0), (2, 3, 2), (3, 5), (40,)])
 def test_shapes(lead):
     p = draw(lead, 65)
     if lead == ():
         assert p.logp().shape == ()
         assert p.grad().shape == (65,)
         return
-    check(p, {})
+    check(p)
 
 
 def test_a_temperature_a_row():
     p = draw(9, 310)
     heat = np.linspace(0.4, 2, 9, dtype=np.float32)
-    check(p, {"temperature": heat})
+    check(p, temperature=heat)
     for i in (0, 8):
-        one = Logits(p.logits[i : i + 1], p.target[i : i + 1], p.upstream[i : i + 1])
-        alone = one.logp(temperature=float(heat[i]))
+        alone = p.rows(slice(i, i + 1)).logp(temperature=float(heat[i]))
         assert same_bits(p.logp(temperature=heat)[i : i + 1], alone)
 
 
-@pytest.mark.parametrize("options", OPTION_SETS, ids=str)
-@pytest.mark.parametrize("vocab", SIZES)
-def test_bits_are_those_of_linear_logp(vocab, options):
+@option_sets
+@pytest.mark.parametrize("vocab", [*SIZES, 1000])
+def test_bits_are_those_of_linear_logp(device, vocab, options):
     """One-hot hidden states make linear_logp's dot products the logits themselves."""
-    p = draw(21, vocab)
+    p = draw(32, vocab)
     weight = np.ascontiguousarray(p.logits.T)
     every = {"return_entropy": True, "return_lse": True}
-    for level in host_levels():
+    for level in host_levels() if device == "cpu" else [rlk.jit.settings()["arch"]]:
         rlk.jit.configure(arch=level)
-        linear = rlk.jit.linear_logp(
-            np.eye(21, dtype=np.float32), weight, p.target, **options, **every
-        )
-        for one, other in zip(linear, p.outputs(**options), strict=True):
-            assert same_bits(one, other)
+        eye = np.eye(32, dtype=np.float32)
+        linear = jit.linear_logp(eye, weight, p.target, **options, **every)
+        assert same(linear, p.outputs(**options))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_bits_do_not_follow_the_storage_type(dtype):
-    p = draw(9, 1000, dtype)
-    wide = p.but(logits=p.logits.astype(np.float32))
-    for one, other in zip(p.outputs(), wide.outputs(), strict=True):
-        assert same_bits(one, other)
-    assert same_bits(p.grad(), wide.grad().astype(numpy_type(dtype)))
+    for vocab in (1000, 5003):
+        p = draw(9, vocab, dtype)
+        wide = p.but(logits=p.logits.astype(np.float32))
+        assert same(p.outputs(), wide.outputs())
+        assert same_bits(p.grad(), wide.grad().astype(numpy_type(dtype)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@on_cpu_alone
+@each_dtype
 @pytest.mark.parametrize("options", [{}, OPTION_SETS[-1]], ids=str)
 def test_a_row_has_its_bits_in_any_batch_and_on_any_threads(options, dtype):
     p = draw(67, 5003, dtype)
-    found, grad = p.outputs(**options), p.grad(**options)
+    want = run(p, **options)
     order = np.random.default_rng(0).permutation(67)
     for rows, threads in itertools.product((order, slice(0, 1), slice(5, 22)), (1, 3)):
         rlk.jit.configure(num_threads=threads)
-        part = Logits(p.logits[rows], p.target[rows], p.upstream[rows])
-        for one, all_rows in zip(part.outputs(**options), found, strict=True):
-            assert same_bits(one, all_rows[rows])
-        assert same_bits(part.grad(**options), grad[rows])
+        assert same(run(p.rows(rows), **options), [x[rows] for x in want])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("options", [{}, OPTION_SETS[-1]], ids=str)
-@pytest.mark.parametrize("vocab", [1, 128, 333])
-def test_specialized_is_generic(vocab, options, dtype):
-    p = draw(6, vocab, dtype)
-    generic = (*p.outputs(**options), p.logp(**options), p.grad(**options))
-    every = {"grad_entropy": p.upstream}
-    grads = p.grad(**options, **every)
-    rlk.jit.configure(specialize=True)
-    before = rlk.jit.cache_info().fallbacks
-    for one, other in zip(
-        generic, (*p.outputs(**options), p.logp(**options), p.grad(**options)), strict=True
-    ):
-        assert same_bits(one, other)
-    assert same_bits(grads, p.grad(**options, **every))
-    assert rlk.jit.cache_info().fallbacks == before
-    explained = rlk.jit.explain_logp(p.logits, p.target, **options, backward=True)
-    assert f"V={vocab}" in explained.kernel
-    assert explained.variant == "specialized"
+@on_cuda_alone
+@each_dtype
+@pytest.mark.parametrize("vocab", [3333, 32768])
+def test_a_row_has_its_bits_in_any_batch(vocab, dtype):
+    """Few rows are cut into parts, many are not."""
+    p = draw(1300, vocab, dtype)
+    want = run(p)
+    for rows in (slice(0, 1), slice(7, 20), slice(100, 700)):
+        assert same(run(p.rows(rows)), [x[rows] for x in want])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_dtype
+@pytest.mark.parametrize("options", [{}, OPTION_SETS[1], *OPTION_SETS[-2:]], ids=str)
+def test_specialized_is_generic(device, options, dtype):
+    for vocab in {"cpu": (1, 128, 333), "cuda": (3331,)}[device]:
+        p = draw(6, vocab, dtype)
+        rlk.jit.configure(specialize=False)
+        want = (*run(p, **options), p.logp(**options))
+        rlk.jit.configure(specialize=True, policy="sync")
+        before = rlk.jit.cache_info().fallbacks
+        assert same((*run(p, **options), p.logp(**options)), want)
+        assert rlk.jit.cache_info().fallbacks == before
+        explained = jit.explain_logp(p.logits, p.target, **options, backward=True)
+        assert f"V={vocab}" in explained.kernel
+        assert explained.variant == "specialized"
+
+
+@each_dtype
 def test_layouts(dtype):
     """Strides, alignment, broadcast rows: torchtitan #3629."""
+    for vocab in (130, 1536, 1537):
+        p = draw((3, 4), vocab, dtype)
+        want, unit = run(p), p.logits.itemsize
+        moved = [view(p.logits) for view in LAYOUTS.values()]
+        moved += [shifted(p.logits, offset) for offset in (unit, 2 * unit, 16 - unit)]
+        moved += [np.ascontiguousarray(p.logits.swapaxes(0, 1)).swapaxes(0, 1)]
+        for logits in moved:
+            assert same(run(p.but(logits=logits)), want)
+        strided = Logits(p.logits, transposed(p.target), transposed(p.upstream))
+        assert same(run(strided), want)
     p = draw((4, 6), 130, dtype)
-    want = (*p.outputs(), p.grad())
-    x = p.logits
-    room = np.zeros((4, 12, 263), x.dtype)
-    room[:, ::2, 1:261:2] = x
-    odd = np.zeros(x.size * x.itemsize + 64, np.uint8)
-    shifted = odd[x.itemsize : x.itemsize + x.nbytes].view(x.dtype).reshape(x.shape)
-    shifted[...] = x
-    swapped = np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1)
-    for same in (room[:, ::2, 1:261:2], shifted, swapped, x[::-1, ::-1][::-1, ::-1]):
-        q = p.but(logits=same)
-        for one, other in zip((*q.outputs(), q.grad()), want, strict=True):
-            assert same_bits(one, other)
-    flipped = Logits(x[..., ::-1], 129 - p.target, p.upstream)
-    check(flipped, {})
-    expanded = Logits(np.broadcast_to(x[:1], x.shape), p.target, p.upstream)
-    check(expanded, {})
-    ids = np.broadcast_to(p.target[:1, :1], (4, 6))
-    check(Logits(x, ids, np.broadcast_to(p.upstream[:1], (4, 6))), {})
+    check(Logits(p.logits[..., ::-1], 129 - p.target, p.upstream))
+    check(p.but(logits=np.broadcast_to(p.logits[:1], p.logits.shape)))
+    ids, upstream = (np.broadcast_to(x, (4, 6)) for x in (p.target[:1, :1], p.upstream[:1]))
+    check(Logits(p.logits, ids, upstream))
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 300, 5003])
@@ -164,58 +194,62 @@ def test_log_p_is_never_positive(vocab):
         assert not p.logp().any()
 
 
-def special(vocab=400):
-    p = draw(6, vocab)
-    return p, p.logits.copy()
-
-
 def test_masked_vocabulary():
-    p, x = special()
-    x[:, :150] = -np.inf
-    x[:, 399] = -np.inf
-    x[1, 260:] = -np.inf
-    p = p.but(logits=x, target=np.array([200, 399, 3, 160, 398, 250]))
-    check(p, {})
+    p = draw(6, 400).but(target=np.array([200, 399, 3, 160, 398, 250]))
+    p.logits[:, :150] = p.logits[:, 399] = p.logits[1, 260:] = -np.inf
+    check(p)
     found, grad = p.outputs(), p.grad()
     assert (found.log_prob[1:3] == -np.inf).all()
     assert np.isfinite(found.entropy).all()
-    assert not grad[x == -np.inf].any()
+    assert not grad[p.logits == -np.inf].any()
     assert np.isfinite(grad).all()
 
 
 def test_rows_of_only_minus_infinity_and_nan_stay_alone():
-    p, x = special()
+    p = draw(6, 400)
     clean = (*p.outputs(), p.grad())
-    x[1] = -np.inf
-    x[3, 200] = np.nan
-    x[4, 17] = np.inf
-    p = p.but(logits=x)
-    for found, want in zip((*p.outputs(), p.grad()), clean, strict=True):
-        assert same_bits(found[[0, 2, 5]], want[[0, 2, 5]])
-    found = p.outputs()
-    assert np.isnan(found.log_prob[[1, 3, 4]]).all()
-    assert np.isnan(p.grad()[1]).all()
+    p.logits[1] = -np.inf
+    p.logits[3, 200] = np.nan
+    p.logits[4, 17] = np.inf
+    found = (*p.outputs(), p.grad())
+    assert same([x[[0, 2, 5]] for x in found], [x[[0, 2, 5]] for x in clean])
+    assert np.isnan(found[0][[1, 3, 4]]).all()
+    assert np.isnan(found[3][1]).all()
+
+
+def test_special_values():
+    p = draw(7, 1000).but(target=np.array([800, 3, 3, 4, 5, 7, 9]))
+    p.logits[0, :500] = p.logits[1] = -np.inf
+    p.logits[2, 700] = np.nan
+    p.logits[3, 5] = np.inf
+    p.logits[4, 5] = 3e38
+    p.logits[5, :200] = -1e30
+    found = run(p)
+    assert np.isnan(found[0][1:4]).all()
+    for row in ([0], [4], [5], [6]):
+        check(p.rows(row), [value[row] for value in found])
+    assert not found[4][0, :500].any()
+    assert p.but(target=np.full(7, 3)).logp()[0] == -np.inf
 
 
 @pytest.mark.parametrize("shift", [-3e38, -1e30, -1e4, 1e4, 1e30, 3e38])
 def test_extreme_logits(shift):
-    p, x = special()
-    x[:, 7] = shift
-    p = p.but(logits=x)
-    check(p, {})
-    check(p.but(target=np.full(6, 7)), {})
+    p = draw(6, 400)
+    p.logits[:, 7] = shift
+    check(p)
+    check(p.but(target=np.full(6, 7)))
 
 
 def test_one_column_has_all_of_the_mass():
-    p, x = special()
-    x[:, 7] = 1e4
-    p = p.but(logits=x, target=np.full(6, 7))
+    p = draw(6, 400).but(target=np.full(6, 7))
+    p.logits[:, 7] = 1e4
     found = p.outputs()
     assert not found.log_prob.any()
     assert not found.entropy.any()
     assert not p.grad().any()
 
 
+@on_cpu_alone
 @pytest.mark.parametrize("name", ["return_entropy", "return_lse", "inplace_backward"])
 def test_switches(name):
     """As linear_logp's."""

@@ -5,13 +5,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from devices import get, jit, on_cpu_alone, torch_name
 from losses import expected_advantages, leave_one_out
 from paths import GOLDEN
+from problems import numpy_type
 
 import rlk
 from rlk.losses import ADVANTAGES, DIALECTS
 
-pytestmark = pytest.mark.usefixtures("generic")
+pytestmark = pytest.mark.usefixtures("device", "generic")
 
 CASES = GOLDEN["adv"]
 KINDS = {
@@ -25,7 +27,7 @@ KINDS = {
 def advantages(rewards, dtype="float32", **options):
     if "group_boundaries" not in options:
         options.setdefault("samples_per_prompt", 4)
-    return rlk.jit.group_advantages(np.asarray(rewards, dtype), **options)
+    return jit.group_advantages(np.asarray(rewards, numpy_type(dtype)), **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,9 +46,10 @@ NORMALIZE = ("std", "center", "rloo", "loo_std")
 @pytest.mark.parametrize("reward", [0.95, 0.1, -3.7e8, 0.0])
 def test_equal_rewards_give_zero(normalize, reward):
     """Noise over eps elsewhere: 0.92 in one system."""
-    got = advantages([reward] * 8, samples_per_prompt=8, normalize=normalize, eps=1e-9)
-    assert not got.any()
-    assert not np.signbit(got).any()
+    for dtype in ("float32", "float64", "bfloat16"):
+        got = advantages([reward] * 64, dtype, samples_per_prompt=8, normalize=normalize, eps=1e-9)
+        assert not got.any()
+        assert not np.signbit(got).any()
 
 
 def test_a_group_of_one_gives_zero():
@@ -93,15 +96,15 @@ def test_leave_one_out():
 @pytest.mark.parametrize("normalize", NORMALIZE)
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("eps_mode", ["add", "max"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_ragged_groups(normalize, ddof, eps_mode, dtype):
-    rng = np.random.default_rng(0)
-    starts = np.array([0, 1, 3, 10, 40, 41, 140])
-    rewards = rng.normal(size=140).astype(dtype)
+    starts = [0, 1, 3, 10, 40, 41, 140, 5000]
+    rewards = np.random.default_rng(0).normal(size=5000).astype(numpy_type(dtype))
     options = {"normalize": normalize, "ddof": ddof, "eps_mode": eps_mode, "eps": 1e-3}
-    got = advantages(rewards, dtype, group_boundaries=starts, **options)
     want = expected_advantages(rewards, starts, **options)
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+    for given in (starts, np.array(starts), np.array(starts, np.int32)):
+        got = advantages(rewards, dtype, group_boundaries=given, **options)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
     for first, last in pairwise(starts):
         assert abs(got[first:last].sum()) <= 1e-5 * (last - first) or normalize == "loo_std"
         alone = advantages(
@@ -157,6 +160,18 @@ def test_dialects(dialect):
         got = advantages(rewards, "float64", samples_per_prompt=6, dialect=dialect)
         want = np.concatenate([FORMULAS[dialect](x) for x in rewards.reshape(4, 6)])
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dialect", FORMULAS)
+def test_ragged_groups_of_dialects(dialect):
+    starts = [0, 2, 10, 18] if dialect == "openrlhf" else [0, 1, 3, 10, 18]
+    rewards = np.random.default_rng(0).normal(size=18)
+    rewards[10:17] = 0.95  # others that tie
+    got = advantages(rewards, "float64", group_boundaries=starts, dialect=dialect)
+    want = expected_advantages(rewards, starts, **vars(ADVANTAGES[dialect]))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    own = {"samples_per_prompt": 1, "dialect": dialect, "group_of_one": "reward"}
+    np.testing.assert_array_equal(advantages(rewards, "float64", **own), rewards.astype("f4"))
 
 
 @pytest.mark.parametrize("dialect", FORMULAS)
@@ -224,11 +239,11 @@ def test_rewards_at_the_ends_of_float64(normalize, size):
 
 def test_shapes_and_strides():
     rewards = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
-    got = rlk.jit.group_advantages(rewards, samples_per_prompt=4)
+    got = jit.group_advantages(rewards, samples_per_prompt=4)
     assert got.shape == (6, 4)
     assert np.array_equal(got.reshape(-1), advantages(rewards.reshape(-1)))
     turned = np.asfortranarray(rewards)
-    assert np.array_equal(rlk.jit.group_advantages(turned, samples_per_prompt=4), got)
+    assert np.array_equal(jit.group_advantages(turned, samples_per_prompt=4), got)
     assert advantages([]).shape == (0,)
 
 
@@ -264,19 +279,21 @@ def test_nan_stays_in_its_group():
 def test_errors(options, why):
     """RL-Kernel seed PR 97: translated boundaries."""
     with pytest.raises(rlk.InvalidArgument, match=f"^group_advantages: .*{why}"):
-        rlk.jit.group_advantages(np.zeros(6, np.float32), **options)
+        jit.group_advantages(np.zeros(6, np.float32), **options)
     with pytest.raises(rlk.InvalidArgument, match="floating"):
-        rlk.jit.group_advantages(np.zeros(6, np.int64), samples_per_prompt=3)
+        jit.group_advantages(np.zeros(6, np.int64), samples_per_prompt=3)
 
 
+@pytest.mark.torch
 def test_torch_tensors():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0], requires_grad=True)
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0], requires_grad=True, device=torch_name())
     got = rlk.jit.group_advantages(rewards, samples_per_prompt=2)
     assert not got.requires_grad
-    assert np.array_equal(got, advantages([1.0, 0, 0, 1], samples_per_prompt=2))
+    assert np.array_equal(get(got), advantages([1.0, 0, 0, 1], samples_per_prompt=2))
 
 
+@on_cpu_alone
 @pytest.mark.parametrize(
     "name",
     ["dialect", "normalize", "eps_mode", "group_of_one", "ddof", "eps", "samples_per_prompt"],
@@ -286,9 +303,10 @@ def test_torch_tensors():
 )
 def test_what_is_no_value_of_an_option(name, wrong):
     with pytest.raises(rlk.InvalidArgument, match=f"^group_advantages: {name}: expected"):
-        rlk.jit.group_advantages(np.zeros(6, np.float32), **{"samples_per_prompt": 3, name: wrong})
+        jit.group_advantages(np.zeros(6, np.float32), **{"samples_per_prompt": 3, name: wrong})
 
 
+@on_cpu_alone
 def test_numbers_of_numpy():
     rewards = np.float32([1, 0, 3, 5])
     want = rlk.jit.group_advantages(rewards, samples_per_prompt=2, ddof=0, eps=0.5)
@@ -296,6 +314,7 @@ def test_numbers_of_numpy():
     np.testing.assert_array_equal(rlk.jit.group_advantages(rewards, **options), want)
 
 
+@on_cpu_alone
 def test_boundaries_of_several_lengths_and_unknown_options():
     rewards = np.zeros(6, np.float32)
     with pytest.raises(rlk.InvalidArgument, match=r"^group_advantages: group_boundaries: expected"):

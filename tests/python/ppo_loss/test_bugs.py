@@ -3,12 +3,13 @@
 
 import numpy as np
 import pytest
+from devices import call
 from losses import FLOAT, Batch, batch, check, same
 
 import rlk
 from rlk._loss_options import WORDS
 
-pytestmark = pytest.mark.usefixtures("generic")
+pytestmark = pytest.mark.usefixtures("device", "generic")
 
 
 def tokens(log_ratios, advantages=1.0, **others) -> Batch:
@@ -57,7 +58,7 @@ def test_a_mean_of_micro_batches_means_is_no_token_mean():
     count = int(b.mask.sum())
     legacy = np.mean([float(part.loss().loss) for part in parts])
     pieces = [part.loss(global_tokens=count).metrics for part in parts]
-    assert same(rlk.losses.combine(pieces)[0], b.loss().loss)
+    assert same(call(rlk.losses.combine, pieces)[0], b.loss().loss)
     assert abs(legacy - float(b.loss().loss)) > 1e-3
     with pytest.raises(rlk.InvalidArgument, match=r"loss_reduction: .*got 'token_mean_legacy'"):
         b.loss(dialect="skyrl", loss_reduction="token_mean_legacy")
@@ -101,7 +102,7 @@ def test_rejection_in_shards_of_a_sequence():
         others = {name: x[:, at] for name, x in b.others.items()}
         half = Batch(b.log_probs[:, at], b.old[:, at], b.advantages[:, at], b.mask[:, at], others)
         parts.append(half.loss(global_tokens=count, **options).metrics)
-    loss, metrics = rlk.losses.combine(parts)
+    loss, metrics = call(rlk.losses.combine, parts)
     assert same(loss, whole.loss)
     for name in ("num_active", "num_tis_rejected", "num_tis_high", "tis_sum", "tis_sq_sum"):
         assert same(getattr(metrics, name), getattr(whole.metrics, name)), name

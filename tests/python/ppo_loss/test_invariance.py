@@ -4,34 +4,18 @@ any split into micro-batches."""
 
 import numpy as np
 import pytest
-from losses import FLOAT, Batch, batch, same, same_metrics
+from devices import call, on_cpu_alone
+from layouts import LAYOUTS, shifted
+from losses import ALL_ON, FLOAT, OPTION_SETS, Batch, batch, mapped, same, same_metrics
 
 import rlk
 
-ALL_ON = {"use_dual_clip": True, "use_tis": True, "kl_coef": 0.1, "entropy_coef": 0.02}
-OPTION_SETS = [
-    {},
-    ALL_ON,
-    {"policy_loss": "gspo", "use_tis": True, "tis_level": "sequence"},
-    {"policy_loss": "sapo", "kl_coef": 0.1, "kl_reduction": "sequence_mean"},
-    {"loss_reduction": "sequence_mean_valid", "use_tis": True, "tis_level": "geometric"},
-]
+pytestmark = pytest.mark.usefixtures("device", "generic")
+
 # What the weights are made of does not follow from a micro-batch.
 GLOBALS = {"global_tokens": 1000, "global_sequences": 12}
 
 options_sets = pytest.mark.parametrize("options", OPTION_SETS)
-
-
-@pytest.fixture(autouse=True)
-def _generic(generic):
-    pass
-
-
-def mapped(b: Batch, change) -> Batch:
-    """Every tensor a token changed alike."""
-    others = {name: change(x, np.nan) for name, x in b.others.items()}
-    arrays = (change(b.log_probs, np.nan), change(b.old, np.nan), change(b.advantages, np.nan))
-    return Batch(*arrays, change(b.mask, False), others)
 
 
 def run(b: Batch, **options):
@@ -56,7 +40,7 @@ def test_permutation_of_sequences(options):
 
 
 @options_sets
-@pytest.mark.parametrize("sides", [(0, 3), (5, 0), (19, 46)])
+@pytest.mark.parametrize("sides", [(0, 3), (5, 0), (19, 46), (5, 700)])
 def test_padding(options, sides):
     b = batch(7)
     before = sides[0]
@@ -67,7 +51,7 @@ def test_padding(options, sides):
 
 def test_rows_of_padding():
     b = batch(7)
-    for options in (*OPTION_SETS[:3], OPTION_SETS[4]):
+    for options in (*OPTION_SETS[:3], *OPTION_SETS[4:]):
         more = mapped(b, lambda x, fill: np.pad(x, [(2, 3), (0, 0)], constant_values=fill))
         expect_same(run(b, **options), run(more, **options), lambda g: g[2:9])
 
@@ -111,7 +95,7 @@ def test_micro_batches(options, parts):
         part = run(mapped(b, lambda x, _, rows=rows: x[rows]), **options, **GLOBALS)
         assert same(part[1], whole[1][rows])
         pieces.append(part[0].metrics)
-    loss, metrics = rlk.losses.combine(pieces)
+    loss, metrics = call(rlk.losses.combine, pieces)
     assert same(loss, whole[0].loss)
     assert same_metrics(metrics, whole[0].metrics)
 
@@ -127,7 +111,7 @@ def test_a_sequence_cut_in_two():
         got = run(half, **ALL_ON)
         assert same(got[1], whole[1][:, part])
         halves.append(got[0].metrics)
-    loss, metrics = rlk.losses.combine(halves)
+    loss, metrics = call(rlk.losses.combine, halves)
     assert same(loss, whole[0].loss)
     skip = metrics._fields.index("num_sequences")  # a sequence counts in each of its halves
     for i, (a, c) in enumerate(zip(metrics, whole[0].metrics, strict=True)):
@@ -137,29 +121,28 @@ def test_a_sequence_cut_in_two():
 def test_combine_without_tokens_and_with_nan():
     empty = batch(3).but(mask=np.zeros((3, 37), bool)).loss(**GLOBALS)
     full = batch(3).loss(**GLOBALS)
-    loss, metrics = rlk.losses.combine([empty.metrics, full.metrics, empty.metrics])
+    loss, metrics = call(rlk.losses.combine, [empty.metrics, full.metrics, empty.metrics])
     assert same(loss, full.loss)
     assert same_metrics(metrics, full.metrics)
     b = batch(3)
     bad = b.but(log_probs=np.where(b.mask, np.nan, b.log_probs).astype(FLOAT)).loss(**GLOBALS)
-    loss, metrics = rlk.losses.combine([full.metrics, bad.metrics])
+    loss, metrics = call(rlk.losses.combine, [full.metrics, bad.metrics])
     assert np.isnan(loss)
-    again, _ = rlk.losses.combine([metrics, full.metrics])
+    again, _ = call(rlk.losses.combine, [metrics, full.metrics])
     assert np.isnan(again)
 
 
 @options_sets
-def test_strides_and_threads(options):
+def test_layouts(options):
     b = batch(9, 701)
     want = run(b, **options)
+    for view in (*LAYOUTS.values(), lambda x: shifted(x, 4 * x.itemsize)):
+        expect_same(want, run(mapped(b, lambda x, _, view=view: view(x)), **options))
 
-    def spaced(x, _):
-        room = np.zeros((9, 2 * 701), x.dtype)
-        room[:, ::2] = x
-        return room[:, ::2]
 
-    expect_same(want, run(mapped(b, spaced), **options))
-    expect_same(want, run(mapped(b, lambda x, _: np.asfortranarray(x)), **options))
+@on_cpu_alone
+@options_sets
+def test_threads(options):
     big = batch(64, 701)
     first = run(big, **options)
     for threads in (1, 2, 5):
@@ -212,9 +195,10 @@ def test_terms_beyond_of_both_signs_are_nan():
         for i in range(4)
     ]
     assert [float(part.loss) for part in parts] == [-np.inf, np.inf, -1, 0]
-    assert np.isnan(rlk.losses.combine([part.metrics for part in parts])[0])
+    assert np.isnan(call(rlk.losses.combine, [part.metrics for part in parts])[0])
 
 
+@on_cpu_alone
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("size", [1e-18, 1e-16, 3e-13, 1e-7, 1.0])
 def test_a_small_sum_keeps_its_bits_whatever_its_sign(sign, size):
@@ -226,10 +210,10 @@ def test_a_small_sum_keeps_its_bits_whatever_its_sign(sign, size):
     want = FLOAT(np.rint(np.float64(size) / unit) * unit)
     assert same(loss, want)
     assert same(metrics.policy_loss, want)
-    assert same(rlk.losses.combine([metrics])[0], want)
+    assert same(call(rlk.losses.combine, [metrics])[0], want)
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     part = metrics._make(torch.as_tensor(np.asarray(x)) for x in metrics)
-    assert same(rlk.losses.combine([part])[0], want)
+    assert same(call(rlk.losses.combine, [part])[0], want)
     ratio = rlk.jit.ppo_loss(zero, zero + size, zero).metrics.approx_kl_sum
     unit = 2.0**-40
     assert same(ratio, FLOAT(np.rint(np.float64(size) / unit) * unit + 0.0))

@@ -5,44 +5,43 @@ import weakref
 
 import numpy as np
 import pytest
-from losses import Batch, batch, same, same_metrics
+from devices import on_cpu_alone
+from losses import ALL_ON, OPTION_SETS, Batch, batch, same, same_metrics
+from tensors import tensor, torch
 
 import rlk
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-pytestmark = pytest.mark.usefixtures("generic")
-
-ALL_ON = {"use_dual_clip": True, "use_tis": True, "kl_coef": 0.1, "entropy_coef": 0.02}
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("device", "generic")]
 
 
 def tensors(b: Batch, dtype: str = "float32") -> Batch:
     """Copies; log_probs and entropy ask for a gradient."""
 
-    def make(x):
-        return torch.tensor(x).to(getattr(torch, dtype))
-
-    others = {name: make(x) for name, x in b.others.items()}
+    others = {name: tensor(x, dtype) for name, x in b.others.items()}
     others["entropy"].requires_grad_()
-    arrays = [make(x) for x in (b.log_probs, b.old, b.advantages)]
+    arrays = [tensor(x, dtype) for x in (b.log_probs, b.old, b.advantages)]
     arrays[0].requires_grad_()
-    return Batch(*arrays, torch.tensor(b.mask), others)
+    return Batch(*arrays, tensor(b.mask), others)
 
 
-def test_autograd_gives_the_gradients_of_backward():
+@pytest.mark.parametrize("options", OPTION_SETS)
+def test_autograd_gives_the_gradients_of_backward(options):
     b = batch()
     t = tensors(b)
-    got, want = t.loss(**ALL_ON), b.loss(**ALL_ON)
+    got, want = t.loss(**options), b.loss(**options)
     assert got.loss.requires_grad
     assert same(got.loss.detach(), want.loss)
     assert same_metrics(got.metrics, want.metrics)
     assert not any(m.requires_grad for m in got.metrics)
     assert all(m.shape == () for m in got.metrics[:-1])
     (got.loss * 2.5).backward()
-    grads = b.grads(2.5, **ALL_ON)
+    grads = b.grads(2.5, **options)
     assert same(t.log_probs.grad, grads.log_probs)
-    assert same(t.others["entropy"].grad, grads.entropy)
+    assert (grads.entropy is None) == ("entropy_coef" not in options)
+    assert grads.entropy is None or same(t.others["entropy"].grad, grads.entropy)
 
 
+@on_cpu_alone
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
 def test_metrics_in_compiled_code():
     def read(metrics):
@@ -118,9 +117,10 @@ def test_only_entropy_needs_a_gradient():
     assert t.others["entropy"].grad.abs().sum() > 0
 
 
+@on_cpu_alone
 def test_a_gradient_asks_for_log_probs_of_torch():
     t = tensors(batch())
-    t = t.but(log_probs=t.log_probs.detach().numpy())
+    t = t.but(log_probs=t.log_probs.detach().cpu().numpy())
     with pytest.raises(rlk.InvalidArgument, match=r"^ppo_loss: log_probs: expected a torch tensor"):
         t.loss(entropy_coef=0.1)
 
@@ -135,6 +135,7 @@ def test_what_is_off_is_not_kept():
         assert seen() is None
 
 
+@on_cpu_alone
 def test_against_autograd():
     """Liger 1082, 1088, 1202: the same formula written in torch, in float64."""
     b = batch(spread=0.4)
@@ -170,12 +171,13 @@ def test_global_counts_as_tensors():
     t = tensors(batch())
     for name, count in (("global_tokens", 777), ("global_sequences", 9)):
         options = {"loss_reduction": "sequence_mean"} if name == "global_sequences" else {}
-        got = t.loss(**{name: torch.tensor(count)}, **options).loss
+        got = t.loss(**{name: torch.tensor(count, device=t.old.device)}, **options).loss
         assert torch.equal(got, t.loss(**{name: count}, **options).loss)
     with pytest.raises(rlk.InvalidArgument, match="global_tokens: expected one int64"):
-        t.loss(global_tokens=torch.tensor(7.0))
+        t.loss(global_tokens=torch.tensor(7.0, device=t.old.device))
 
 
+@on_cpu_alone
 def test_metrics_of_two_frameworks_do_not_combine():
     parts = [batch().loss().metrics, tensors(batch()).loss().metrics]
     for mixed in (parts, parts[::-1]):

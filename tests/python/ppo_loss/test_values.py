@@ -5,12 +5,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from losses import FLOAT, Batch, batch, check
+from devices import jit
+from losses import FLOAT, OPTION_SETS, Batch, batch, check, mapped, same, same_metrics
 from paths import GOLDEN
+from problems import numpy_type
 
-import rlk
-
-pytestmark = pytest.mark.usefixtures("generic")
+pytestmark = pytest.mark.usefixtures("device", "generic")
 
 INPUTS = GOLDEN["inputs"]
 EPS = {"eps_clip_low": INPUTS["eps_low"], "eps_clip_high": INPUTS["eps_high"]}
@@ -142,6 +142,22 @@ def test_golden_kl(case):
         np.testing.assert_allclose(grads.log_probs, want["grad_token_mean"], rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("options", OPTION_SETS)
+@pytest.mark.parametrize("shape", [(6, 37), (3, 4099), (300, 7)])
+def test_values(options, shape):
+    check(batch(*shape, spread=0.8), -2.0, **options)
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 4096, 131072 * 5 + 3])
+def test_sizes(count):
+    rng = np.random.default_rng(count)
+    log_probs = -rng.exponential(1.0, count).astype(FLOAT)
+    old = log_probs + rng.normal(0, 0.2, count).astype(FLOAT)
+    b = Batch(log_probs, old, rng.normal(size=count).astype(FLOAT))
+    check(b)
+    assert b.loss().metrics.num_active == count
+
+
 POLICIES = ("ppo", "gspo", "cispo", "sapo", "gpg")
 
 
@@ -195,30 +211,36 @@ def test_bounds_of_cispo(bounds):
     check(batch(spread=1.5), policy_loss="cispo", cispo_bounds=bounds, eps_clip_high=1.7)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_other_dtypes_are_read_as_float32(dtype):
-    b = batch()
+    kind = numpy_type(dtype)
     options = {"use_tis": True, "kl_coef": 0.1, "entropy_coef": 0.1}
-    arrays = {name: values.astype(dtype) for name, values in b.others.items()}
-    other = Batch(b.log_probs.astype(dtype), b.old.astype(dtype), b.advantages.astype(dtype))
-    other = other.but(mask=b.mask, others=arrays)
-    wide = {name: values.astype(FLOAT) for name, values in arrays.items()}
-    single = Batch(*(x.astype(FLOAT) for x in (other.log_probs, other.old, other.advantages)))
-    single = single.but(mask=b.mask, others=wide)
-    assert other.loss(**options).loss == single.loss(**options).loss
-    grads, want = other.grads(**options), single.grads(**options)
-    expected = "float16" if dtype == "float16" else "float32"
-    assert grads.log_probs.dtype == expected
+
+    def other(x, fill):
+        return x if fill is False else x.astype(kind)
+
+    def single(x, fill):
+        return x if fill is False else x.astype(kind).astype(FLOAT)
+
+    b = batch()
+    found, wide = mapped(b, other), mapped(b, single)
+    assert found.loss(**options).loss == wide.loss(**options).loss
+    grads, want = found.grads(**options).log_probs, wide.grads(**options).log_probs
+    assert grads.dtype in (kind, np.float32)
+    assert grads.dtype == kind or dtype == "float64"
     with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(grads.log_probs, want.log_probs.astype(expected))
+        assert same(grads.astype(FLOAT), want.astype(grads.dtype).astype(FLOAT))
 
 
-@pytest.mark.parametrize("kind", ["bool", "int8", "uint8", "int64", "int32", "float32", "float64"])
+MASKS = ["bool", "int8", "uint8", "int64", "int32", "float32", "float64", "bfloat16"]
+
+
+@pytest.mark.parametrize("kind", MASKS)
 def test_a_mask_of_any_type(kind):
     b = batch()
-    got, want = b.but(mask=b.mask.astype(kind)).loss(), b.loss()
-    assert got.loss == want.loss
-    assert got.metrics.num_active == want.metrics.num_active
+    got, want = b.but(mask=b.mask.astype(numpy_type(kind))).loss(), b.loss()
+    assert same(got.loss, want.loss)
+    assert same_metrics(got.metrics, want.metrics)
 
 
 def test_shapes_of_advantages_and_weights():
@@ -231,7 +253,7 @@ def test_shapes_of_advantages_and_weights():
     check(b, loss_weights=np.abs(b.advantages))
     row = Batch(b.log_probs[0], b.old[0], b.advantages[0], b.mask[0])
     check(row)
-    assert rlk.jit.ppo_loss(row.log_probs, row.old, a[:1], row.mask).loss.shape == ()
+    assert jit.ppo_loss(row.log_probs, row.old, a[:1], row.mask).loss.shape == ()
 
 
 @pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean"])

@@ -3,14 +3,16 @@
 
 import numpy as np
 import pytest
+from devices import jit, on_cpu_alone
 from grpo import Exactly, Tokens, draw, two_columns
+from layouts import LAYOUTS, turned
 from paths import GOLDEN
 from problems import DTYPES
 from reference import assert_within, same_bits
 
 import rlk
 
-pytestmark = pytest.mark.usefixtures("generic")
+pytestmark = pytest.mark.usefixtures("device", "generic")
 
 OPTION_SETS = [
     {},
@@ -54,9 +56,16 @@ def test_a_wider_clamp():
     check(draw(), log_ratio_clamp=30.0)
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 3, 127, 128, 129, 385])
-def test_sizes(vocab):
-    check(draw(3, 4, vocab))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [1, 2, 3, 127, 128, 129, 193, 385, 3331])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kl": "k2", "temperature": 0.7}, {"kl_gradient": "unbiased", "softcap": 2.0}],
+    ids=str,
+)
+def test_sizes(device, options, vocab, dtype):
+    rows, length = {"cpu": (3, 4), "cuda": (6, 9)}[device]
+    check(draw(rows, length, vocab, dtype), **options)
 
 
 @pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
@@ -80,14 +89,14 @@ def test_golden_kl(kl):
 
 def test_bits_are_those_of_logp():
     p = draw()
-    log_prob = rlk.jit.logp(p.policy, p.ids, mask=p.mask)
-    ref = rlk.jit.logp(p.ref, p.ids, mask=p.mask)
+    log_prob = jit.logp(p.policy, p.ids, mask=p.mask)
+    ref = jit.logp(p.ref, p.ids, mask=p.mask)
     assert same_bits(p.ratio_kl().kl, p.ratio_kl(ref_logps=ref).kl)
     # Of each token's sums ppo_loss tells, one alone is exact in fp32.
     for at in np.argwhere(p.mask)[:5]:
         alone = np.zeros_like(p.mask)
         alone[tuple(at)] = True
-        metrics = rlk.jit.ppo_loss(
+        metrics = jit.ppo_loss(
             log_prob, p.old, p.rewards, alone, kl_coef=1.0, ref_log_probs=ref
         ).metrics
         assert metrics.ratio_max == p.ratio_kl().ratio[tuple(at)]
@@ -197,7 +206,7 @@ def test_a_chosen_logit_of_minus_infinity():
 def test_k3_is_never_negative(spread):
     rng = np.random.default_rng(0)
     p = draw(20, 50, 5)
-    log_prob = rlk.jit.logp(p.policy, p.ids)
+    log_prob = jit.logp(p.policy, p.ids)
     ref = (log_prob + spread * rng.standard_normal(log_prob.shape)).astype(np.float32)
     kl = p.but(mask=None).ratio_kl(ref_logps=ref).kl
     e = ref.astype(float) - log_prob
@@ -209,15 +218,14 @@ def test_layouts_and_neighbours():
     p = draw(5, 8, 130)
     g = upstream(p)
     want, grad = p.ratio_kl(), p.ratio_kl_grad(*g)
-
-    def turned(x):
-        return np.ascontiguousarray(np.moveaxis(x, 0, -1)).transpose(-1, *range(x.ndim - 1))
-
-    q = p.map(turned)
-    assert not q.policy.flags.c_contiguous
-    for got, one in zip(q.ratio_kl(), want, strict=True):
-        assert same_bits(got, one)
-    assert same_bits(q.ratio_kl_grad(turned(g[0]), turned(g[1])), grad)
+    for view in (*LAYOUTS.values(), turned):
+        q = p.map(view)
+        assert all(same_bits(got, one) for got, one in zip(q.ratio_kl(), want, strict=True))
+        assert same_bits(q.ratio_kl_grad(*map(view, g)), grad)
+    wide = p.but(old=p.old.astype(float), mask=p.mask.astype("f4"), ids=p.ids.astype("i4"))
+    assert same_bits(wide.ratio_kl_grad(*g), grad)
+    one = np.broadcast_to(np.float32(1), p.ids.shape)
+    assert same_bits(p.ratio_kl_grad(one, one), p.ratio_kl_grad(one.copy(), one.copy()))
     order = np.random.default_rng(3).permutation(40)
     flat = p.but(rewards=None).map(lambda x: x.reshape(40, *x.shape[2:])[order])
     for got, one in zip(flat.ratio_kl(), want, strict=True):
@@ -225,6 +233,8 @@ def test_layouts_and_neighbours():
     flat_grad = flat.ratio_kl_grad(*g.reshape(2, 40)[:, order])
     assert same_bits(flat_grad, grad.reshape(40, -1)[order])
     scalar = p.but(rewards=None).map(lambda x: x[0, 0])
+    ids = {"ids": np.asarray(scalar.ids), "mask": np.asarray(scalar.mask)}
+    scalar = scalar.but(**ids, old=np.asarray(scalar.old))
     assert same_bits(np.asarray(scalar.ratio_kl().ratio), np.asarray(want.ratio[0, 0]))
 
 
@@ -235,6 +245,7 @@ def test_a_mask_of_any_type(kind):
         assert same_bits(got, want)
 
 
+@on_cpu_alone
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_threads(num_threads):
     p = draw(30, 400, 3)
@@ -283,12 +294,14 @@ ERRORS = [
 ]
 
 
+@on_cpu_alone
 @pytest.mark.parametrize(("changes", "options", "message"), ERRORS, ids=lambda x: str(x)[:30])
 def test_errors_name_the_argument(changes, options, message):
     with pytest.raises(rlk.InvalidArgument, match=f"^ratio_kl: {message}"):
         draw().but(**changes).ratio_kl(**options)
 
 
+@on_cpu_alone
 def test_other_errors():
     p = draw()
     with pytest.raises(rlk.InvalidArgument, match=r"^ratio_kl: ref_logits: .*got both"):
@@ -301,17 +314,22 @@ def test_other_errors():
         p.ratio_kl(beta=1)
 
 
-def test_specialized_is_generic():
-    p = draw(dtype="float16")
-    for options in ({}, {"kl": "k2", "temperature": 0.7}, {"kl_gradient": "unbiased"}):
+def test_specialized_is_generic(device):
+    vocab, dtype = {"cpu": (210, "float16"), "cuda": (3331, "bfloat16")}[device]
+    p = draw(vocab=vocab, dtype=dtype)
+    options = ({}, {"kl": "k1"}, {"kl": "k2", "temperature": 0.7}, {"kl_gradient": "unbiased"})
+    for each in options:
         rlk.jit.configure(specialize=False, policy="off")
-        want, grad = p.ratio_kl(**options), p.ratio_kl_grad(*upstream(p), **options)
+        want, grad = p.ratio_kl(**each), p.ratio_kl_grad(*upstream(p), **each)
         rlk.jit.configure(specialize=True, policy="sync")
-        for got, one in zip(p.ratio_kl(**options), want, strict=True):
+        before = rlk.jit.cache_info().fallbacks
+        for got, one in zip(p.ratio_kl(**each), want, strict=True):
             assert same_bits(got, one)
-        assert same_bits(p.ratio_kl_grad(*upstream(p), **options), grad)
+        assert same_bits(p.ratio_kl_grad(*upstream(p), **each), grad)
+        assert rlk.jit.cache_info().fallbacks == before
 
 
+@on_cpu_alone
 def test_explain():
     p = draw()
     found = rlk.jit.explain_ratio_kl(p.policy, p.ref, p.ids, p.mask, p.old, kl="k1", softcap=2.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from devices import jit
 from logits import Exact, Logits
 from problems import numpy_type
 from reference import Bounded, as_float64
@@ -30,19 +31,21 @@ class Tokens:
     rewards: Any
 
     def ratio_kl(self, **options: Any) -> rlk.jit.RatioKl:
-        return rlk.jit.ratio_kl(*self._with_ref(options), self.ids, self.mask, self.old, **options)
+        return jit.ratio_kl(*self._with_ref(options), self.ids, self.mask, self.old, **options)
 
     def ratio_kl_grad(self, g_ratio: Any, g_kl: Any, **options: Any) -> Any:
         logits = self._with_ref(options)
-        return rlk.jit.ratio_kl_backward(
+        return jit.ratio_kl_backward(
             g_ratio, *logits, self.ids, self.mask, self.old, grad_kl=g_kl, **options
         )
 
     def loss(self, **options: Any) -> rlk.jit.GrpoLoss:
-        return rlk.jit.grpo_loss(*self._grpo(options), **options)
+        return jit.grpo_loss(*self._grpo(options), **options)
 
     def grad(self, upstream: float = 1.0, **options: Any) -> Any:
-        return rlk.jit.grpo_loss_backward(np.float32(upstream), *self._grpo(options), **options)
+        return jit.grpo_loss_backward(
+            np.asarray(upstream, np.float32), *self._grpo(options), **options
+        )
 
     def _with_ref(self, options: dict[str, Any]) -> tuple[Any, Any]:
         return self.policy, None if "ref_logps" in options else self.ref

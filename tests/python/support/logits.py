@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from devices import jit
 from problems import numpy_type
 from reference import STORE, Bounded, as_float64, dtype_name
-
-import rlk
 
 UNIT = 2.0**-23
 
@@ -24,13 +23,17 @@ class Logits:
     upstream: Any
 
     def logp(self, **options: Any) -> Any:
-        return rlk.jit.logp(self.logits, self.target, **options)
+        return jit.logp(self.logits, self.target, **options)
 
     def outputs(self, **options: Any) -> Any:
         return self.logp(**{"return_entropy": True, "return_lse": True, **options})
 
     def grad(self, **options: Any) -> Any:
-        return rlk.jit.logp_backward(self.upstream, self.logits, self.target, **options)
+        return jit.logp_backward(self.upstream, self.logits, self.target, **options)
+
+    def rows(self, rows: Any) -> Logits:
+        """These rows in a call of their own."""
+        return Logits(self.logits[rows], self.target[rows], self.upstream[rows])
 
     def but(self, **changed: Any) -> Logits:
         return replace(self, **changed)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from devices import get, jit
 
-import rlk
 from rlk.check import loss_oracle
 
 FLOAT = np.float32
@@ -28,13 +28,13 @@ class Batch:
     others: dict[str, Any] = field(default_factory=dict)
 
     def loss(self, **options: Any) -> Any:
-        return rlk.jit.ppo_loss(
+        return jit.ppo_loss(
             self.log_probs, self.old, self.advantages, self.mask, **{**self.others, **options}
         )
 
     def grads(self, upstream: float = 1.0, **options: Any) -> Any:
-        return rlk.jit.ppo_loss_backward(
-            FLOAT(upstream),
+        return jit.ppo_loss_backward(
+            np.asarray(upstream, FLOAT),
             self.log_probs,
             self.old,
             self.advantages,
@@ -105,17 +105,35 @@ def active(b: Batch) -> np.ndarray:
 
 def same(a: Any, b: Any) -> bool:
     """The same bits; any NaN equals any NaN."""
-    return (
-        np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True)
-        and (
-            np.signbit(np.nan_to_num(np.asarray(a), nan=1.0))
-            == np.signbit(np.nan_to_num(np.asarray(b), nan=1.0))
-        ).all()
-    )
+    a, b = (np.asarray(get(x)) for x in (a, b))
+    signs = (np.signbit(np.nan_to_num(x, nan=1.0)) for x in (a, b))
+    return np.array_equal(a, b, equal_nan=True) and np.array_equal(*signs)
 
 
 def same_metrics(a: Any, b: Any) -> bool:
     return all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def mapped(b: Batch, change: Any) -> Batch:
+    """Every tensor of one value per token changed alike; `change` also gets what fills a gap."""
+    others = {name: change(x, np.nan) for name, x in b.others.items()}
+    arrays = (change(x, np.nan) for x in (b.log_probs, b.old, b.advantages))
+    return Batch(*arrays, change(b.mask, False), others)
+
+
+ALL_ON = {"use_dual_clip": True, "use_tis": True, "kl_coef": 0.1, "entropy_coef": 0.02}
+OPTION_SETS = [
+    {},
+    ALL_ON,
+    {"policy_loss": "gspo", "use_tis": True, "tis_level": "sequence"},
+    {"policy_loss": "sapo", "kl_coef": 0.1, "kl_reduction": "sequence_mean"},
+    {"loss_reduction": "sequence_mean_valid", "use_tis": True, "tis_level": "geometric"},
+    {"policy_loss": "cispo", "loss_reduction": "sequence_mean_valid"},
+    {"delta": 1.1, "eps_clip_high": 0.28},
+    {"policy_loss": "gpg", "use_tis": True, "tis_level": "geometric", "tis_mode": "band"},
+    {"use_tis": True, "tis_mode": "mask", "tis_imp_ratio_cap": 1.5, "kl_coef": 1.0},
+    {"kl_coef": 0.3, "kl_gradient": "unbiased", "kl_weight": "ratio", "kl_output_clamp": 5.0},
+]
 
 
 def leave_one_out(x, ddof, eps, eps_mode):
