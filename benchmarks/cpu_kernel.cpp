@@ -159,7 +159,7 @@ void register_all() {
   constexpr const char* types[] = {"", "f32", "bf16", "f16"};
   for (Target target : cpu_targets()) {
     if (!host_cpu_target() || target > *host_cpu_target()) continue;
-    for (Int64 type : {kTypeFloat32, kTypeBfloat16, kTypeFloat16}) {
+    for (Int64 type : {kFloat32, kBfloat16, kFloat16}) {
       for (bool specialized : {true, false}) {
         const Variant variant{target, type, specialized};
         const std::string tail = std::string(types[type]) +

@@ -57,7 +57,7 @@ def show_first_calls(model: Any, context: Any, target: Any) -> None:
         return rlk.jit.linear_logp(hidden, model.weight, target, model.bias)
 
     headline("The first call compiles a kernel for this vocabulary, width and processor")
-    plan = rlk.jit.explain(hidden, model.weight, target, model.bias)
+    plan = rlk.jit.explain(rlk.jit.linear_logp, hidden, model.weight, target, model.bias)
     print(f"  {plan.kernel}: {plan.variant}, source: {plan.source}")
     cold, _ = timed(call)
     warm = min(timed(call)[0] for _ in range(5))

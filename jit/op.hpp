@@ -2,6 +2,7 @@
 // What an op tells the dispatcher: its constants and one function a stage.
 #pragma once
 
+#include "jit/parameter.hpp"
 #include "jit/specialization.hpp"
 #include "jit/tuning.hpp"
 #include "jit/warm/model_shape.hpp"
@@ -35,20 +36,6 @@ struct LaunchSettings {
   bool validate_sync = false;  // CUDA: look at the values of a call before its launch
 };
 
-// In the text form: an option that a kernel, not generic in all else, takes as an argument.
-inline constexpr std::string_view k_any = "any";
-
-// One constant of a template. Two neighbours of one label are shown as one: tile=14x2.
-struct ConstantDef {
-  std::string_view label;                        // in the text form: "V"
-  const char* symbol;                            // in the template: "kV"
-  std::span<const std::string_view> words = {};  // names of the values 0, 1, ...; empty: a number
-  bool may_be_run_time = true;                   // false: constant in the generic variant too
-
-  // An option: off (0) is no word and is left out of the text form.
-  constexpr bool is_option() const { return !words.empty() && words[0].empty(); }
-};
-
 inline std::vector<Specialization> no_alternatives(const Specialization&) { return {}; }
 
 // Of an op no size of a model is a constant of: its kernels follow from a call's options.
@@ -60,7 +47,6 @@ inline std::vector<Specialization> no_model_variants(const ModelShape&, DType, P
 struct Op {
   std::string_view name;
   std::span<const ConstantDef> constants;
-
   // Stage 2. Throws InvalidArgument.
   void (*check)(const OpCall&);
   // Stage 3. Allocates nothing.
@@ -81,6 +67,8 @@ struct Op {
   // Those that differ from this one in their tile alone, so that they give the same bits.
   std::vector<Specialization> (*alternatives)(const Specialization&) = no_alternatives;
   std::span<const std::string_view> tile_names = {};
+  // What a call takes. The first is the tensor that tells device, stream and framework.
+  std::span<const Parameter> parameters = {};
 };
 
 }  // namespace rlk::jit

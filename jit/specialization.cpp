@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace rlk::jit {
 
 std::size_t Specialization::hash() const {
@@ -18,6 +20,11 @@ std::size_t Specialization::hash() const {
     state ^= state >> 31;
   }
   return state;
+}
+
+std::int64_t Specialization::value_of(std::string_view label) const {
+  return values[std::ranges::find(op->constants, label, &ConstantDef::label) -
+                op->constants.begin()];
 }
 
 bool Specialization::is_generic() const { return *this == generic(); }

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace rlk::jit {
 
@@ -26,6 +27,8 @@ struct Specialization {
 
   bool operator==(const Specialization&) const = default;
   std::size_t hash() const;
+  // That of the constant of this label; the op has one.
+  std::int64_t value_of(std::string_view label) const;
   bool is_generic() const;
   // The same kernel with every constant that may be an argument taken as one.
   Specialization generic() const;

@@ -8,6 +8,7 @@
 #include "jit/nvrtc/make_nvrtc_compiler.hpp"
 #include "runtime/cuda/cuda_loader.hpp"
 #include "runtime/error.hpp"
+#include "templates/registry.hpp"
 
 #include <fmt/format.h>
 
@@ -23,12 +24,12 @@ constexpr std::int64_t k_rows[] = {1, 64, 128, 256, 1024, 4096};
 constexpr double k_burst_ms = 5;
 constexpr int k_most_runs = 100;
 // Heads of models, where none is named.
-constexpr jit::ModelShape k_usual_shapes[] = {{128256, 4096}, {151936, 2048}};
+const jit::ModelShape k_usual_shapes[] = {{128256, 4096}, {151936, 2048}};
 
 std::vector<jit::ModelShape> shapes_of(const TuneCommand& asked) {
   std::vector<jit::ModelShape> shapes;
   for (const std::string& model : asked.models) {
-    shapes.push_back(jit::read_model_shape(model, {.vocab = asked.vocab}));
+    shapes.push_back(jit::read_model_shape(model, templates::ops(), {.vocab = asked.vocab}));
   }
   if (!shapes.empty() && asked.hidden) {
     throw InvalidArgument("--hidden: expected without --model, got both");

@@ -9,6 +9,7 @@
 #include "jit/warm/manifest.hpp"
 #include "jit/warm/trace.hpp"
 #include "runtime/error.hpp"
+#include "templates/registry.hpp"
 
 #include <fmt/format.h>
 
@@ -75,10 +76,9 @@ void tell_options(const Context& context, const KernelChoice& choice) {
   const auto shapes = chosen_shapes(choice);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     std::string options;
-    if (shapes[i].logit_scale != 1) {
-      options += fmt::format(" logit_scale={:.9g}", shapes[i].logit_scale);
+    for (const auto& [name, number] : shapes[i].numbers) {
+      options += fmt::format(" {}={:.9g}", name, number);
     }
-    if (shapes[i].softcap) options += fmt::format(" softcap={:.9g}", *shapes[i].softcap);
     if (options.empty()) continue;
     context.out << fmt::format("{}: calls with{}\n", printable(choice.models[i]), options);
   }
@@ -89,11 +89,19 @@ Json json_of(const KernelChoice& choice) {
   const auto shapes = chosen_shapes(choice);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     const auto& shape = shapes[i];
-    models.push_back({{"model", choice.models[i]},
-                      {"vocab", shape.vocab},
-                      {"hidden", shape.hidden},
-                      {"logit_scale", shape.logit_scale},
-                      {"softcap", shape.softcap ? Json(*shape.softcap) : Json()}});
+    Json model = {
+        {"model", choice.models[i]}, {"vocab", shape.vocab}, {"hidden", shape.hidden}};
+    for (const jit::Parameter* parameter : jit::model_parameters(templates::ops())) {
+      const auto given = shape.numbers.find(parameter->name);
+      const bool has_default = parameter->kind == jit::Kind::number;
+      Json& number = model[std::string(parameter->name)];
+      if (given != shape.numbers.end()) {
+        number = given->second;
+      } else if (has_default) {
+        number = parameter->by_default;
+      }
+    }
+    models.push_back(std::move(model));
   }
   return models;
 }

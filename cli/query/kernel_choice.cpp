@@ -129,7 +129,7 @@ std::string names_of(const std::vector<Target>& targets) {
 std::vector<jit::ModelShape> chosen_shapes(const KernelChoice& choice) {
   std::vector<jit::ModelShape> shapes;
   for (const std::string& model : choice.models) {
-    shapes.push_back(jit::read_model_shape(model, choice.shape));
+    shapes.push_back(jit::read_model_shape(model, templates::ops(), choice.shape));
   }
   return shapes;
 }

@@ -128,8 +128,7 @@ LinearLogpCall TuneBench::call(std::int64_t num_rows, int tile) {
   call.workspace = workspace_.get();
   call.tile = tile;
   call.ignore_index = std::nullopt;
-  call.softcap = shape_.softcap;
-  call.logit_scale = shape_.logit_scale;
+  set_model_numbers(call, shape_);
   call.hidden = dense_tensor(hidden_.data(), dtype_, device, {{num_rows, shape_.hidden}});
   call.weight = dense_tensor(weight_.data(), dtype_, device, {{shape_.vocab, shape_.hidden}});
   call.target = dense_tensor(target_.data(), DType::i64, device, {{num_rows}});

@@ -2,10 +2,12 @@
 // Reads "V=..,D=.." and config.json as Hugging Face writes it.
 #include "jit/warm/model_shape.hpp"
 
+#include "jit/op.hpp"
 #include "runtime/error.hpp"
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -64,9 +66,10 @@ class Config {
     if (const auto cap = number(text, k_softcap_name); cap && *cap != 0) {
       if (*cap < 0)
         fail(fmt::format("{}: expected a number above 0, got {}", k_softcap_name, *cap));
-      shape.softcap = cap;
+      shape.numbers["softcap"] = *cap;
     }
-    shape.logit_scale = logit_scale(text, shape.hidden);
+    const double scale = logit_scale(text, shape.hidden);
+    if (scale != 1) shape.numbers["logit_scale"] = scale;
     return shape;
   }
 
@@ -196,30 +199,36 @@ std::optional<Number> value_of(std::string_view part, std::string_view name) {
 }
 
 // One part of "V=128256,D=4096,softcap=30"; false where it is none, or one too many.
-bool take_part(std::string_view part, ModelShape& shape) {
+bool take_part(std::string_view part, std::span<const Op* const> ops, ModelShape& shape) {
   if (const auto vocab = value_of<std::int64_t>(part, "V=")) {
     return std::exchange(shape.vocab, *vocab) == 0 && *vocab >= 1 && *vocab <= k_most_vocab;
   }
   if (const auto hidden = value_of<std::int64_t>(part, "D=")) {
     return std::exchange(shape.hidden, *hidden) == 0 && *hidden >= 1 && *hidden <= k_most_hidden;
   }
-  if (const auto softcap = value_of<double>(part, "softcap=")) {
-    return !std::exchange(shape.softcap, softcap) && std::isfinite(*softcap) && *softcap > 0;
+  const auto name = part.substr(0, part.find('='));
+  const auto parameters = model_parameters(ops);
+  const auto found = std::ranges::find(parameters, name, &Parameter::name);
+  if (found == parameters.end()) return false;
+  const Parameter* const parameter = *found;
+  const auto number = value_of<double>(part, std::string(name) + "=");
+  if (!number || !parameter->range->holds(*number)) return false;
+  if (!shape.numbers.try_emplace(std::string(name), *number).second) return false;
+  // The default changes nothing: kernels are those of calls that do not pass it.
+  if (parameter->kind == Kind::number && *number == parameter->by_default) {
+    shape.numbers.erase(std::string(name));
   }
-  if (const auto scale = value_of<double>(part, "logit_scale=")) {
-    return std::exchange(shape.logit_scale, *scale) == 1 && std::isfinite(*scale);
-  }
-  return false;
+  return true;
 }
 
 // "V=128256,D=4096" in any order.
-std::optional<ModelShape> parse_sizes(const std::string& word) {
+std::optional<ModelShape> parse_sizes(const std::string& word, std::span<const Op* const> ops) {
   if (!word.starts_with("V=") && !word.starts_with("D=")) return std::nullopt;
   ModelShape shape;
   for (std::size_t begin = 0; begin <= word.size();) {
     const auto part = std::string_view(word).substr(begin, word.find(',', begin) - begin);
     begin += part.size() + 1;
-    if (!take_part(part, shape)) {
+    if (!take_part(part, ops, shape)) {
       throw InvalidArgument("model: {}: expected V=128256,D=4096, got \"{}\"", word, part);
     }
   }
@@ -230,8 +239,9 @@ std::optional<ModelShape> parse_sizes(const std::string& word) {
   return shape;
 }
 
-ModelShape read_whole_shape(const std::string& word, const ShapeOptions& options) {
-  if (auto shape = parse_sizes(word)) {
+ModelShape read_whole_shape(const std::string& word, std::span<const Op* const> ops,
+                            const ShapeOptions& options) {
+  if (auto shape = parse_sizes(word, ops)) {
     if (options.vocab) shape->vocab = *options.vocab;
     return *shape;
   }
@@ -248,8 +258,22 @@ ModelShape read_whole_shape(const std::string& word, const ShapeOptions& options
 
 }  // namespace
 
-ModelShape read_model_shape(const std::string& word, const ShapeOptions& options) {
-  ModelShape shape = read_whole_shape(word, options);
+std::vector<const Parameter*> model_parameters(std::span<const Op* const> ops) {
+  std::vector<const Parameter*> all;
+  for (const Op* op : ops) {
+    for (const Parameter& parameter : op->parameters) {
+      const bool is_given = parameter.range != nullptr && parameter.constant.symbol != nullptr;
+      if (is_given && std::ranges::find(all, parameter.name, &Parameter::name) == all.end()) {
+        all.push_back(&parameter);
+      }
+    }
+  }
+  return all;
+}
+
+ModelShape read_model_shape(const std::string& word, std::span<const Op* const> ops,
+                            const ShapeOptions& options) {
+  ModelShape shape = read_whole_shape(word, ops, options);
   if (shape.vocab % options.num_shards != 0) {
     throw InvalidArgument(
         "model: {}: expected a vocabulary that {} shards divide, got {}; give the padded size by "

@@ -3,17 +3,23 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace rlk::jit {
+
+struct Op;
+struct Parameter;
 
 struct ModelShape {
   std::int64_t vocab = 0;   // rows of the head's weight; of one shard of it
   std::int64_t hidden = 0;  // its columns
-  // What the model does to the head's product, in this order.
-  double logit_scale = 1;
-  std::optional<double> softcap = {};
+  // What the model does to the logits: numbers of parameters that its calls pass, by name.
+  std::map<std::string, double, std::less<>> numbers = {};
   bool entropy = false;  // kernels of calls that ask for the entropy are wanted too
 
   bool operator==(const ModelShape&) const = default;
@@ -25,9 +31,14 @@ struct ShapeOptions {
   bool entropy = false;               // --entropy
 };
 
+// Numbers of the ops' parameters whose presence is a constant: those that a model gives, each name
+// once.
+std::vector<const Parameter*> model_parameters(std::span<const Op* const> ops);
+
 // `word` is a Hugging Face config.json, a folder that holds one, or "V=128256,D=4096", to which
-// ",softcap=30" and ",logit_scale=0.0625" may be added. Throws InvalidArgument with one line that
-// names the word and what is missing or wrong in it.
-ModelShape read_model_shape(const std::string& word, const ShapeOptions& options = {});
+// numbers of model_parameters() may be added: ",softcap=30". Throws
+// InvalidArgument with one line that names the word and what is missing or wrong in it.
+ModelShape read_model_shape(const std::string& word, std::span<const Op* const> ops,
+                            const ShapeOptions& options = {});
 
 }  // namespace rlk::jit

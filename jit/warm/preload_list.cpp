@@ -25,7 +25,7 @@ bool is_model(const std::string& word) {
 }
 
 std::vector<Wanted> wanted_of_model(const std::string& word, Target target, TuningOf tuning_of) {
-  const ModelShape shape = read_model_shape(word);
+  const ModelShape shape = read_model_shape(word, templates::ops());
   std::vector<Wanted> all;
   for (const Op* op : templates::ops()) {
     for (const Pass pass : {Pass::fwd, Pass::bwd}) {

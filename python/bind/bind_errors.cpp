@@ -8,9 +8,19 @@
 namespace rlk::bind {
 namespace {
 
-void set_error(const char* class_name, const std::exception& error) {
-  const auto type = py::module_::import("rlk.errors").attr(class_name);
-  py::set_error(type, error.what());
+void set_error(const char* class_name, const Error& error) {
+  const auto errors = py::module_::import("rlk.errors");
+  py::object content = py::str(error.what());
+  if (const Fault* fault = error.fault()) {
+    content = errors.attr("Fault")(fault->op, fault->argument, fault->expected, fault->got);
+  }
+  const py::object type = errors.attr(class_name);
+  PyErr_SetObject(type.ptr(), type(content).ptr());
+}
+
+std::string fault_text(std::string op, std::string argument, std::string expected,
+                       std::string got) {
+  return Fault{std::move(op), std::move(argument), std::move(expected), std::move(got)}.text();
 }
 
 }  // namespace
@@ -23,6 +33,8 @@ std::string shown(py::handle object) {
 }
 
 void bind_errors(py::module_& module) {
+  module.def("fault_text", fault_text, py::arg("op"), py::arg("argument"), py::arg("expected"),
+             py::arg("got"));
   // pybind11 takes a function of this signature alone.
   // NOLINTNEXTLINE(performance-unnecessary-value-param)
   py::register_local_exception_translator([](std::exception_ptr pending) {

@@ -18,16 +18,15 @@ Bound bind(py::handle rewards, py::handle boundaries, std::int64_t group_size,
            std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps,
            std::int64_t group_of_one, py::handle stream) {
   Bound bound;
-  bound.rewards = bind_first(rewards, "group_advantages: rewards", stream);
-  if (!bound.rewards.tensor.present()) {
-    throw InvalidArgument("group_advantages: rewards: expected a tensor, got None");
-  }
+  const ArgumentName name{"group_advantages", "rewards"};
+  bound.rewards = bind_first(rewards, name, stream);
+  if (!bound.rewards.tensor.present()) throw InvalidArgument(name.fault("a tensor", "None"));
   GroupAdvantagesCall& call = bound.call;
   call.op = &templates::group_advantages_op;
-  call.stream = bind_stream(stream, bound.rewards, "group_advantages", "rewards");
+  call.stream = bind_stream(stream, bound.rewards, name);
   call.rewards = bound.rewards.tensor;
   call.device = call.rewards.device;
-  bound.starts = bind_argument(boundaries, "group_advantages: group_boundaries", call);
+  bound.starts = bind_argument(boundaries, "group_boundaries", call);
   call.group_starts = bound.starts.tensor;
   call.group_size = group_size;
   call.normalize = normalize;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // grpo_loss on CUDA: from Python arguments to a GrpoLossCall, and its results back.
-#include "python/bind/logp_arguments.hpp"
+#include "python/bind/call_arguments.hpp"
 #include "python/bind/module.hpp"
 #include "python/bind/ppo_loss_arguments.hpp"
 #include "runtime/cuda/driver.hpp"
@@ -13,40 +13,30 @@ namespace {
 
 // Whether one look at each row is worth it, where the logits lie.
 bool fits(py::handle logits) {
-  const TensorArgument bound = bind_first(logits, "grpo_loss: policy_logits", py::none());
+  const TensorArgument bound = bind_first(logits, {"grpo_loss", "policy_logits"}, py::none());
   const Device device = bound.tensor.device;
   if (device.kind != Device::Kind::cuda) return false;
   return grpo_loss_fits(bound.tensor,
                         runtime::cuda::Driver::instance().device(device.index).num_sms);
 }
 
-struct Arguments {
-  TensorArgument logits;
-  LogpArguments rows;
+// The call of logp's arguments, with what keeps its tensors alive.
+struct Bound {
   GrpoLossCall call;
-};
+  BoundArguments arguments;
 
-Arguments bind_arguments(py::handle logits, const LogpOptions& options, py::handle stream) {
-  Arguments bound;
-  bound.logits = bind_first(logits, "grpo_loss: logits", stream);
-  GrpoLossCall& call = bound.call;
-  call.op = &templates::grpo_loss_op;
-  call.pass = jit::Pass::bwd;
-  call.stream = bind_stream(stream, bound.logits, "grpo_loss", "policy_logits");
-  call.logits = bound.logits.tensor;
-  call.device = call.logits.device;
-  bound.rows = bind_logp_arguments(options, call);
-  templates::grpo_loss_op.check(call);
-  return bound;
-}
+  explicit Bound(const py::dict& given)
+      : arguments(bind_call(templates::grpo_loss_op, given, call)) {
+    call.pass = jit::Pass::bwd;
+    templates::grpo_loss_op.check(call);
+  }
+};
 
 // (log_probs, row_max, row_log_sum, gradient of the logits). `tensors` are those of ppo_loss, dense
 // as GrpoLossCall has them; of log_probs the shape alone is looked at.
-py::tuple forward(py::handle logits, py::handle target, py::handle temperature, py::handle softcap,
-                  py::handle logit_scale, py::handle mask, py::handle ignore_index,
-                  const py::tuple& tensors, const LossOptions& options, py::handle stream) {
-  auto bound = bind_arguments(
-      logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream);
+py::tuple forward(const py::dict& arguments, const py::tuple& tensors, const LossOptions& options,
+                  py::handle stream) {
+  Bound bound(arguments);
   GrpoLossCall& call = bound.call;
   PpoLossArguments loss = bind_ppo_loss_arguments(tensors, options, stream);
   templates::ppo_loss_op.check(loss.call);
@@ -62,7 +52,7 @@ py::tuple forward(py::handle logits, py::handle target, py::handle temperature, 
   call.loss = loss.call;
 
   const auto make = [&](DType dtype, const Tensor& like) {
-    return make_output(bound.logits.framework, dtype, call.device, like.dims(), call.stream);
+    return make_output(bound.arguments.framework, dtype, call.device, like.dims(), call.stream);
   };
   const std::array outputs{make(DType::f32, call.target), make(DType::f32, call.target),
                            make(DType::f32, call.target), make(call.logits.dtype, call.logits)};
@@ -70,17 +60,11 @@ py::tuple forward(py::handle logits, py::handle target, py::handle temperature, 
   call.row_max = outputs[1].tensor;
   call.row_log_sum = outputs[2].tensor;
   call.grad_logits = outputs[3].tensor;
-  run_call(call, bound.logits.framework, outputs);
+  run_call(call, bound.arguments.framework, outputs);
   return py::make_tuple(outputs[0].object, outputs[1].object, outputs[2].object, outputs[3].object);
 }
 
-py::tuple explain(py::handle logits, py::handle target, py::handle temperature, py::handle softcap,
-                  py::handle logit_scale, py::handle mask, py::handle ignore_index) {
-  return explain_call(
-      bind_arguments(logits, {target, temperature, softcap, logit_scale, mask, ignore_index},
-                     py::none())
-          .call);
-}
+py::tuple explain(const py::dict& arguments) { return explain_call(Bound(arguments).call); }
 
 }  // namespace
 

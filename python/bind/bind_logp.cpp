@@ -1,137 +1,157 @@
 // SPDX-License-Identifier: Apache-2.0
-// logp: from Python arguments to a LogpCall, and its results back.
-#include "python/bind/call_stream.hpp"
-#include "python/bind/logp_arguments.hpp"
+// linear_logp and logp: from a dictionary of Python's arguments to a call, and its results back.
+#include "jit/dispatcher.hpp"
+#include "python/bind/call_arguments.hpp"
 #include "python/bind/module.hpp"
+#include "templates/linear_logp/op.hpp"
 #include "templates/logp/op.hpp"
 
-#include <pybind11/pybind11.h>
-
+#include <array>
 #include <span>
 
 namespace rlk::bind {
 namespace {
 
-// The arguments that forward and backward share. Holds what the call's tensors point to.
-struct Arguments {
-  TensorArgument logits;
-  LogpArguments rows;
-  LogpCall call;
+// What the two ops differ in.
+const jit::Op& op_of(const LinearLogpCall&) { return templates::linear_logp_op; }
+const jit::Op& op_of(const LogpCall&) { return templates::logp_op; }
+const Tensor& matrix_of(const LinearLogpCall& call) { return call.hidden; }
+const Tensor& matrix_of(const LogpCall& call) { return call.logits; }
 
-  std::span<const std::int64_t> row_dims() const {
-    const auto dims = call.logits.dims();
-    return dims.first(dims.size() - 1);
+// Log-prob and the like: float32, one value per row.
+std::span<const std::int64_t> row_dims(const Tensor& matrix) {
+  return matrix.dims().first(static_cast<std::size_t>(matrix.rank - 1));
+}
+
+// A call, with what keeps its tensors alive, and its results, made one by one.
+template <class Call>
+struct Bound {
+  Call call;
+  BoundArguments arguments;
+  std::array<Output, 5> outputs;
+  std::size_t num_outputs = 0;
+
+  explicit Bound(const py::dict& given) : arguments(bind_call(op_of(call), given, call)) {}
+
+  void check() const { call.op->check(call); }  // before results of a wrong shape are made
+
+  py::object make(Tensor& slot, DType dtype, std::span<const std::int64_t> dims) {
+    Output& output = outputs.at(num_outputs++);
+    output = make_output(arguments.framework, dtype, call.device, dims, call.stream);
+    slot = output.tensor;
+    return output.object;
   }
-  Output make_per_row() const {
-    return make_output(logits.framework, DType::f32, call.device, row_dims(), call.stream);
+  py::object make_per_row(Tensor& slot) {
+    return make(slot, DType::f32, row_dims(matrix_of(call)));
   }
+  py::object make_like(const Tensor& like, Tensor& slot) {
+    return make(slot, like.dtype, like.dims());
+  }
+  void run() { run_call(call, arguments.framework, outputs); }
 };
 
-Arguments bind_arguments(py::handle logits, const LogpOptions& options, py::handle stream,
-                         bool in_place) {
-  Arguments bound;
-  bound.logits = bind_first(logits, "logp: logits", stream);
-  LogpCall& call = bound.call;
-  call.op = &templates::logp_op;
-  call.stream = bind_stream(stream, bound.logits, "logp", "logits");
-  call.logits = bound.logits.tensor;
-  call.device = call.logits.device;
-  call.in_place = in_place;
-  bound.rows = bind_logp_arguments(options, call);
-  expect_given(call.logits, "logits", call);
-  expect_given(call.target, "target", call);
+// The log-prob; where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
+// what is not. `save`: the last two, for a backward.
+template <class Call>
+py::object forward(const py::dict& arguments, bool save) {
+  Bound<Call> bound(arguments);
+  Call& call = bound.call;
+  bound.check();
+  std::array<py::object, 5> results;
+  results.fill(py::none());
+  results[0] = bound.make_per_row(call.log_prob);
+  if (call.return_entropy) results[1] = bound.make_per_row(call.entropy);
+  if (call.return_lse) results[2] = bound.make_per_row(call.lse);
+  if (save) results[3] = bound.make_per_row(call.row_max);
+  if (save) results[4] = bound.make_per_row(call.row_log_sum);
+  bound.run();
+  if (!call.return_entropy && !call.return_lse && !save) return results[0];
+  return py::make_tuple(results[0], results[1], results[2], results[3], results[4]);
+}
+
+// A backward as far as its gradients: bound, checked, and where nothing was saved with the values
+// per row that one more forward gives. `prepare` sets what the check looks at besides.
+template <class Call, class Prepare>
+Bound<Call> begin_backward(const py::dict& arguments, const Prepare& prepare) {
+  Bound<Call> bound(arguments);
+  Call& call = bound.call;
+  call.pass = jit::Pass::bwd;
+  bind_parameters(k_gradient_parameters, arguments, call, bound.arguments);
+  const bool runs_forward = !call.row_max.present();
+  if (runs_forward && call.grad_entropy.present()) {
+    call.entropy = dense_tensor(nullptr, DType::f32, {}, {});  // to come
+  }
+  prepare(call);
+  bound.check();
+  if (!runs_forward) return bound;
+  Bound<Call> first = bound;
+  first.call.pass = jit::Pass::fwd;
+  first.make_per_row(first.call.log_prob);
+  first.make_per_row(first.call.row_max);
+  first.make_per_row(first.call.row_log_sum);
+  if (call.grad_entropy.present()) first.make_per_row(first.call.entropy);
+  first.run();
+  call.row_max = first.call.row_max;
+  call.row_log_sum = first.call.row_log_sum;
+  call.entropy = first.call.entropy;
+  for (const Output& output : first.outputs) bound.arguments.owners.push_back(output.object);
   return bound;
 }
 
-// Returns what run_logp_forward() does.
-py::object forward(py::handle logits, py::handle target, py::handle temperature, py::handle softcap,
-                   py::handle logit_scale, py::handle mask, py::handle ignore_index,
-                   py::handle stream, py::handle entropy_flag, py::handle lse_flag, bool save,
-                   py::handle in_place_flag) {
-  const bool return_entropy = bind_flag(entropy_flag, "logp: return_entropy");
-  const bool return_lse = bind_flag(lse_flag, "logp: return_lse");
-  const bool in_place = bind_flag(in_place_flag, "logp: inplace_backward");
-  auto bound = bind_arguments(
-      logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream, in_place);
-  LogpCall& call = bound.call;
-  templates::logp_op.check(call);  // before outputs of a wrong shape are made
-  return run_logp_forward(call, bound.logits.framework, bound.row_dims(),
-                          {return_entropy, return_lse, save});
+// Gradients of hidden, weight and bias, None where not needed.
+py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, bool needs_weight,
+                               bool needs_bias) {
+  auto bound = begin_backward<LinearLogpCall>(arguments, [&](LinearLogpCall& call) {
+    // Checked with the gradients that are asked for, before any is allocated.
+    const Tensor none_yet = dense_tensor(nullptr, DType::f32, {}, {});
+    if (needs_bias) call.grad_bias = call.bias.present() ? call.bias : none_yet;
+  });
+  LinearLogpCall& call = bound.call;
+  py::object hidden = py::none(), weight = py::none(), bias = py::none();
+  if (needs_hidden) hidden = bound.make_like(call.hidden, call.grad_hidden);
+  if (needs_weight) weight = bound.make_like(call.weight, call.grad_weight);
+  if (needs_bias) bias = bound.make_like(call.bias, call.grad_bias);
+  bound.run();
+  return py::make_tuple(hidden, weight, bias);
 }
 
 // The gradient of the logits; None where they were written over. Written into `into` where given,
 // an earlier call's result, and then only if `unless_one`, one float32, is not 1.
-py::object backward(py::handle grad_output, py::handle grad_entropy, py::handle grad_lse,
-                    py::handle logits, py::handle target, py::handle temperature,
-                    py::handle softcap, py::handle logit_scale, py::handle mask,
-                    py::handle ignore_index, py::handle stream, py::handle row_max,
-                    py::handle row_log_sum, py::handle entropy, py::handle in_place_flag,
-                    py::object into, py::handle unless_one) {
-  const bool in_place = bind_flag(in_place_flag, "logp: inplace_backward");
-  auto bound = bind_arguments(
-      logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream, in_place);
+py::object logp_backward(const py::dict& arguments, py::object into, py::handle unless_one) {
+  auto bound = begin_backward<LogpCall>(arguments, [](LogpCall&) {});
   LogpCall& call = bound.call;
-  call.pass = jit::Pass::bwd;
-  const auto given =
-      bind_logp_backward(grad_output, grad_entropy, grad_lse, row_max, row_log_sum, entropy, call);
-  const bool runs_forward = !call.row_max.present();
-  if (runs_forward && call.grad_entropy.present()) {
-    call.entropy = dense_tensor(nullptr, DType::f32, {}, {});
-  }
-  templates::logp_op.check(call);
-
-  Output log_prob, own_max, own_log_sum, own_entropy;
-  if (runs_forward) {
-    // Without autograd nothing was saved: the forward runs again for its values a row.
-    LogpCall first = call;
-    first.pass = jit::Pass::fwd;
-    first.log_prob = (log_prob = bound.make_per_row()).tensor;
-    call.row_max = first.row_max = (own_max = bound.make_per_row()).tensor;
-    call.row_log_sum = first.row_log_sum = (own_log_sum = bound.make_per_row()).tensor;
-    if (call.grad_entropy.present()) {
-      call.entropy = first.entropy = (own_entropy = bound.make_per_row()).tensor;
-    }
-    run_call(first, bound.logits.framework, {});
-  }
-  if (in_place) {
+  TensorArgument grad, factor;
+  if (call.in_place) {
     call.grad_logits = call.logits;
-    run_call(call, bound.logits.framework, {});
-    return py::none();
-  }
-  if (!into.is_none()) {
-    const TensorArgument grad = bind_argument(into, "logp: into", call);
-    const TensorArgument factor = bind_argument(unless_one, "logp: unless_one", call);
+    into = py::none();
+  } else if (into.is_none()) {
+    into = bound.make_like(call.logits, call.grad_logits);
+  } else {
+    grad = bind_argument(into, "into", call);
+    factor = bind_argument(unless_one, "unless_one", call);
     call.grad_logits = grad.tensor;
     call.unless_one = factor.tensor;
-    run_call(call, bound.logits.framework, {});
-    return into;
   }
-  const Output grad = make_output(bound.logits.framework, call.logits.dtype, call.device,
-                                  call.logits.dims(), call.stream);
-  call.grad_logits = grad.tensor;
-  run_call(call, bound.logits.framework, std::span(&grad, 1));
-  return grad.object;
+  bound.run();
+  return into;
 }
 
 // The backward of a call with return_entropy or return_lse is that of all its outputs.
-py::tuple explain(py::handle logits, py::handle target, py::handle temperature, py::handle softcap,
-                  py::handle logit_scale, py::handle mask, py::handle ignore_index,
-                  py::handle stream, py::handle entropy_flag, py::handle lse_flag,
-                  py::handle backward_flag) {
-  const bool return_entropy = bind_flag(entropy_flag, "logp: return_entropy");
-  const bool return_lse = bind_flag(lse_flag, "logp: return_lse");
-  const bool backward = bind_flag(backward_flag, "logp: backward");
-  auto bound = bind_arguments(
-      logits, {target, temperature, softcap, logit_scale, mask, ignore_index}, stream, false);
-  LogpCall& call = bound.call;
-  templates::logp_op.check(call);  // logits have a last axis to leave out
-  const Tensor per_row = dense_tensor(nullptr, DType::f32, call.device, bound.row_dims());
-  if (return_entropy) call.entropy = per_row;
-  if (return_lse) call.lse = per_row;
+template <class Call>
+py::tuple explain(const py::dict& arguments) {
+  Bound<Call> bound(arguments);
+  Call& call = bound.call;
+  const bool backward = flag_of(arguments, "backward", call);
+  bound.check();  // the matrix has a last axis to leave out
+  const Tensor per_row =
+      dense_tensor(nullptr, DType::f32, call.device, row_dims(matrix_of(call)));
+  if (call.return_entropy) call.entropy = per_row;
+  if (call.return_lse) call.lse = per_row;
   if (backward) {
     call.pass = jit::Pass::bwd;
     call.grad_output = per_row;
-    if (return_entropy) call.grad_entropy = per_row;
+    if (call.return_entropy) call.grad_entropy = per_row;
+    if (call.return_lse) call.grad_lse = per_row;
   }
   return explain_call(call);
 }
@@ -139,9 +159,15 @@ py::tuple explain(py::handle logits, py::handle target, py::handle temperature, 
 }  // namespace
 
 void bind_logp(py::module_& module) {
-  module.def("logp_forward", forward);
-  module.def("logp_backward", backward);
-  module.def("logp_explain", explain);
+  module.def("linear_logp_forward", forward<LinearLogpCall>, py::arg("arguments"),
+             py::arg("save") = false);
+  module.def("linear_logp_backward", linear_logp_backward, py::arg("arguments"),
+             py::arg("needs_hidden"), py::arg("needs_weight"), py::arg("needs_bias"));
+  module.def("linear_logp_explain", explain<LinearLogpCall>, py::arg("arguments"));
+  module.def("logp_forward", forward<LogpCall>, py::arg("arguments"), py::arg("save") = false);
+  module.def("logp_backward", logp_backward, py::arg("arguments"), py::arg("into") = py::none(),
+             py::arg("unless_one") = py::none());
+  module.def("logp_explain", explain<LogpCall>, py::arg("arguments"));
 }
 
 }  // namespace rlk::bind

@@ -55,10 +55,10 @@ py::object backward(py::handle upstream, py::handle saved, py::handle like) {
   PpoLossArguments bound;
   PpoLossCall& call = bound.call;
   call.pass = jit::Pass::bwd;
-  bound.begin(saved, "ppo_loss: saved", "saved", py::none(), call.saved);
-  bound.bind(upstream, "ppo_loss: grad_output", call.upstream);
+  bound.begin(saved, "saved", py::none(), call.saved);
+  bound.bind(upstream, "grad_output", call.upstream);
   Tensor origin;
-  if (!like.is(saved)) bound.bind(like, "ppo_loss: log_probs", origin);
+  if (!like.is(saved)) bound.bind(like, "log_probs", origin);
   call.gradient.dtype = is_storage(origin.dtype) ? origin.dtype : DType::f32;
   templates::ppo_loss_op.check(call);
   const Output gradient = bound.make(call.gradient.dtype, call.saved.dims());

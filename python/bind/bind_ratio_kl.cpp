@@ -17,16 +17,17 @@ struct Bound {
   Framework framework;
   std::vector<TensorArgument> given;
 
-  Bound(py::handle first, const char* argument, const char* name, py::handle stream,
+  Bound(py::handle first, std::string_view argument, py::handle stream,
         Tensor RatioKlCall::* into) {
-    given.push_back(bind_first(first, argument, stream));
+    const ArgumentName name{"ratio_kl", argument};
+    given.push_back(bind_first(first, name, stream));
     call.op = &templates::ratio_kl_op;
-    call.stream = bind_stream(stream, given[0], "ratio_kl", name);
+    call.stream = bind_stream(stream, given[0], name);
     call.*into = given[0].tensor;
     call.device = given[0].tensor.device;
     framework = given[0].framework;
   }
-  void bind(py::handle object, const char* argument, Tensor RatioKlCall::* into) {
+  void bind(py::handle object, std::string_view argument, Tensor RatioKlCall::* into) {
     given.push_back(bind_argument(object, argument, call));
     call.*into = given.back().tensor;
   }
@@ -42,12 +43,12 @@ py::tuple forward(py::handle log_prob, py::handle old, py::handle ref, py::handl
                   py::handle mask, std::optional<std::int64_t> ignore_index, long long kl,
                   long long kl_gradient, float log_ratio_low, float log_ratio_high, float kl_clamp,
                   py::handle stream, bool needs_slopes) {
-  Bound bound(log_prob, "ratio_kl: log_prob", "log_prob", stream, &RatioKlCall::log_prob);
+  Bound bound(log_prob, "log_prob", stream, &RatioKlCall::log_prob);
   RatioKlCall& call = bound.call;
-  bound.bind(old, "ratio_kl: old_logps", &RatioKlCall::old);
-  bound.bind(ref, "ratio_kl: ref_logps", &RatioKlCall::ref);
-  bound.bind(ids, "ratio_kl: action_ids", &RatioKlCall::target);
-  bound.bind(mask, "ratio_kl: attention_mask", &RatioKlCall::mask);
+  bound.bind(old, "old_logps", &RatioKlCall::old);
+  bound.bind(ref, "ref_logps", &RatioKlCall::ref);
+  bound.bind(ids, "action_ids", &RatioKlCall::target);
+  bound.bind(mask, "attention_mask", &RatioKlCall::mask);
   call.ignore_index = ignore_index;
   call.choices.kl = kl;
   call.choices.kl_gradient = kl_gradient;
@@ -74,13 +75,13 @@ py::tuple forward(py::handle log_prob, py::handle old, py::handle ref, py::handl
 // The gradient of log_prob.
 py::object backward(py::handle grad_ratio, py::handle grad_kl, py::handle ratio_slope,
                     py::handle kl_slope, py::handle stream) {
-  Bound bound(ratio_slope, "ratio_kl: ratio_slope", "ratio_slope", stream,
+  Bound bound(ratio_slope, "ratio_slope", stream,
               &RatioKlCall::ratio_slope);
   RatioKlCall& call = bound.call;
   call.pass = jit::Pass::bwd;
-  bound.bind(kl_slope, "ratio_kl: kl_slope", &RatioKlCall::kl_slope);
-  bound.bind(grad_ratio, "ratio_kl: grad_ratio", &RatioKlCall::grad_ratio);
-  bound.bind(grad_kl, "ratio_kl: grad_kl", &RatioKlCall::grad_kl);
+  bound.bind(kl_slope, "kl_slope", &RatioKlCall::kl_slope);
+  bound.bind(grad_ratio, "grad_ratio", &RatioKlCall::grad_ratio);
+  bound.bind(grad_kl, "grad_kl", &RatioKlCall::grad_kl);
   templates::ratio_kl_op.check(call);
   const Output grad = bound.make(call.ratio_slope, &RatioKlCall::grad);
   run_call(call, bound.framework, {&grad, 1});

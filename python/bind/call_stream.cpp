@@ -11,27 +11,26 @@
 
 namespace rlk::bind {
 
-TensorArgument bind_first(py::handle object, const char* argument, py::handle stream) {
+TensorArgument bind_first(py::handle object, const ArgumentName& name, py::handle stream) {
   std::intptr_t handle = k_default_stream;
   if (PyLong_Check(stream.ptr())) handle = PyLong_AsLongLong(stream.ptr());
   if (PyErr_Occurred() != nullptr) {  // of too many bits: bind_stream refuses it
     PyErr_Clear();
     handle = k_default_stream;
   }
-  return bind_tensor(object, argument, handle);
+  return bind_tensor(object, name, handle);
 }
 
-void* bind_stream(py::handle object, const TensorArgument& first, const char* op,
-                  const char* first_name) {
+void* bind_stream(py::handle object, const TensorArgument& first, const ArgumentName& name) {
   const bool is_cuda = first.tensor.device.kind == Device::Kind::cuda;
   const bool has_current = is_cuda && first.framework.api != nullptr &&
                            first.framework.api->current_work_stream != nullptr;
   if (!object.is_none() && (!is_cuda || has_current)) {
-    throw InvalidArgument(
-        "{}: stream: expected None {}, got {}", op,
-        is_cuda ? "(the current stream of " + std::string(first_name) + "'s framework is used)"
-                : "for tensors of the CPU",
-        shown(object));
+    throw InvalidArgument(ArgumentName{name.op, "stream"}.fault(
+        is_cuda ? fmt::format("None (the current stream of {{{}}}'s framework is used)",
+                              name.argument)
+                : "None for tensors of the CPU",
+        shown(object)));
   }
   if (has_current) {
     void* stream = nullptr;
@@ -43,23 +42,24 @@ void* bind_stream(py::handle object, const TensorArgument& first, const char* op
   }
   std::string why;
   if (is_cuda && runtime::cuda::Driver::find(&why) == nullptr) {
-    throw Unsupported("{}: device: expected a CUDA driver for {}, got none ({})", op,
-                      text(first.tensor.device), why);
+    throw Unsupported(ArgumentName{name.op, "device"}.fault(
+        "a CUDA driver for " + text(first.tensor.device), fmt::format("none ({})", why)));
   }
   if (object.is_none()) return is_cuda ? reinterpret_cast<void*>(k_default_stream) : nullptr;
   const auto stream = PyLong_Check(object.ptr()) ? PyLong_AsLongLong(object.ptr()) : 0;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   if (stream <= 0) {
-    throw InvalidArgument("{}: stream: expected a CUDA stream as an int or None, got {}", op,
-                          shown(object));
+    throw InvalidArgument(ArgumentName{name.op, "stream"}.fault(
+        "a CUDA stream as an int or None", shown(object)));
   }
   return reinterpret_cast<void*>(stream);
 }
 
-TensorArgument bind_argument(py::handle object, const char* argument, const jit::OpCall& call) {
+TensorArgument bind_argument(py::handle object, std::string_view argument,
+                             const jit::OpCall& call) {
   // DLPack has no 0: it could mean either default stream.
   const auto stream = reinterpret_cast<std::intptr_t>(call.stream);
-  return bind_tensor(object, argument, stream == 0 ? k_default_stream : stream);
+  return bind_tensor(object, {call.op->name, argument}, stream == 0 ? k_default_stream : stream);
 }
 
 void run_call(jit::OpCall& call, const Framework& framework, std::span<const Output> outputs) {

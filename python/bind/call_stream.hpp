@@ -10,16 +10,15 @@
 
 namespace rlk::bind {
 
-// The first tensor of a call, `argument` being "op: argument"; `stream` as the caller gave it.
-TensorArgument bind_first(py::handle object, const char* argument, py::handle stream);
+// The first tensor of a call; `stream` as the caller gave it.
+TensorArgument bind_first(py::handle object, const ArgumentName& name, py::handle stream);
 
-// The stream of a call on CUDA: the current one of `first`'s framework, else the caller's, else the
-// default. `op` and `first_name` are for messages. Throws InvalidArgument, Unsupported.
-void* bind_stream(py::handle object, const TensorArgument& first, const char* op,
-                  const char* first_name);
+// The stream of a call on CUDA: the current one of the framework of `first`, whose name this is,
+// else the caller's, else the default. Throws InvalidArgument, Unsupported.
+void* bind_stream(py::handle object, const TensorArgument& first, const ArgumentName& name);
 
 // Another tensor of the call.
-TensorArgument bind_argument(py::handle object, const char* argument, const jit::OpCall& call);
+TensorArgument bind_argument(py::handle object, std::string_view argument, const jit::OpCall& call);
 
 // Runs the call without the GIL; its results are `outputs`.
 void run_call(jit::OpCall& call, const Framework& framework, std::span<const Output> outputs);

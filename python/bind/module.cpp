@@ -8,7 +8,7 @@ PYBIND11_MODULE(_core, module) {
   rlk::bind::bind_settings(module);
   rlk::bind::bind_preload(module);
   rlk::bind::bind_device_array(module);
-  rlk::bind::bind_linear_logp(module);
+  rlk::bind::bind_parameter_tables(module);
   rlk::bind::bind_logp(module);
   rlk::bind::bind_ratio_kl(module);
   rlk::bind::bind_ppo_loss(module);

@@ -17,7 +17,7 @@ void bind_errors(py::module_& module);
 void bind_settings(py::module_& module);
 void bind_preload(py::module_& module);
 void bind_device_array(py::module_& module);
-void bind_linear_logp(py::module_& module);
+void bind_parameter_tables(py::module_& module);
 void bind_logp(py::module_& module);
 void bind_ratio_kl(py::module_& module);
 void bind_ppo_loss(py::module_& module);

@@ -27,11 +27,10 @@ struct PpoLossArguments {
   std::vector<py::object> owners;
 
   // Binds the argument by name into its place of the call.
-  void bind(py::handle object, const char* argument, Tensor& into);
+  void bind(py::handle object, std::string_view argument, Tensor& into);
 
   // The first tensor: it tells device, stream and framework.
-  void begin(py::handle first, const char* argument, const char* name, py::handle stream,
-             Tensor& into);
+  void begin(py::handle first, std::string_view argument, py::handle stream, Tensor& into);
 
   Output make(DType dtype, std::span<const std::int64_t> shape) const {
     return make_output(framework, dtype, call.device, shape, call.stream);

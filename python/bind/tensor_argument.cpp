@@ -4,7 +4,6 @@
 
 #include "python/bind/device_array.hpp"
 #include "python/bind/dlpack_type.hpp"
-#include "runtime/error.hpp"
 
 #include <pybind11/numpy.h>
 
@@ -54,13 +53,14 @@ DType dtype_of(DLDataType type) {
   }
 }
 
-void expect_rank(int rank, const char* argument) {
+void expect_rank(int rank, const ArgumentName& argument) {
   if (rank > k_max_rank) {
-    throw InvalidArgument("{}: expected at most {} dimensions, got {}", argument, k_max_rank, rank);
+    throw InvalidArgument(argument.fault(fmt::format("at most {} dimensions", k_max_rank),
+                                         fmt::format("{}", rank)));
   }
 }
 
-Tensor view_of(const DLTensor& source, const char* argument) {
+Tensor view_of(const DLTensor& source, const ArgumentName& argument) {
   expect_rank(source.ndim, argument);
   Device device{Device::Kind::other, source.device.device_id};
   if (source.device.device_type == kDLCPU || source.device.device_type == kDLCUDAHost) {
@@ -73,10 +73,10 @@ Tensor view_of(const DLTensor& source, const char* argument) {
                                dtype_of(source.dtype), device, shape);
   if (source.strides != nullptr) std::copy_n(source.strides, source.ndim, tensor.strides.begin());
   if (source.data == nullptr && tensor.num_elements() > 0) {
-    throw InvalidArgument(
-        "{}: expected a tensor with memory, got one without: its storage is freed (a sharded "
-        "parameter must be gathered before the call) or it is a stand-in such as a FakeTensor",
-        argument);
+    throw InvalidArgument(argument.fault(
+        "a tensor with memory",
+        "one without: its storage is freed (a sharded parameter must be gathered before the call) "
+        "or it is a stand-in such as a FakeTensor"));
   }
   return tensor;
 }
@@ -124,12 +124,12 @@ std::string first_line(const py::error_already_set& error) {
 }
 
 // A sparse or meta tensor, or one of a type that DLPack does not know.
-[[noreturn]] void throw_not_readable(py::handle object, const char* argument) {
+[[noreturn]] void throw_not_readable(py::handle object, const ArgumentName& argument) {
   const py::error_already_set error;
-  throw InvalidArgument(
-      "{}: expected a dense tensor in memory, of float32, bfloat16 or float16 (target and "
-      "mask: integers or bool), got {} ({})",
-      argument, Py_TYPE(object.ptr())->tp_name, first_line(error));
+  throw InvalidArgument(argument.fault(
+      "a dense tensor in memory, of float32, bfloat16 or float16 (target and mask: integers or "
+      "bool)",
+      fmt::format("{} ({})", Py_TYPE(object.ptr())->tp_name, first_line(error))));
 }
 
 DType numpy_dtype(const py::dtype& dtype) {
@@ -162,7 +162,7 @@ DType numpy_dtype(const py::dtype& dtype) {
   }
 }
 
-TensorArgument bind_numpy(py::array array, const char* argument) {
+TensorArgument bind_numpy(py::array array, const ArgumentName& argument) {
   const DType dtype = numpy_dtype(array.dtype());
   expect_rank(static_cast<int>(array.ndim()), argument);
   const auto item_bytes = static_cast<py::ssize_t>(size_bytes(dtype));
@@ -211,20 +211,21 @@ py::object ask_capsule(py::handle object, std::intptr_t stream) {
   }
 }
 
-TensorArgument bind_capsule(py::handle object, const char* argument, std::intptr_t stream) {
+TensorArgument bind_capsule(py::handle object, const ArgumentName& argument, std::intptr_t stream) {
   if (py::hasattr(object, "requires_grad")) {
     // Over a capsule its results would be NumPy arrays and its gradient lost.
     throw Unsupported(
-        "{}: expected torch 2.10 or later (with the DLPack exchange API), got a {} without it",
-        argument, Py_TYPE(object.ptr())->tp_name);
+        argument.fault("torch 2.10 or later (with the DLPack exchange API)",
+                       fmt::format("a {} without it", Py_TYPE(object.ptr())->tp_name)));
   }
   py::object capsule;
   try {
     capsule = ask_capsule(object, stream);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt, SystemExit
-    throw InvalidArgument("{}: expected a tensor that DLPack can export, got {} ({})", argument,
-                          Py_TYPE(object.ptr())->tp_name, first_line(error));
+    throw InvalidArgument(argument.fault(
+        "a tensor that DLPack can export",
+        fmt::format("{} ({})", Py_TYPE(object.ptr())->tp_name, first_line(error))));
   }
   // The capsule keeps its name, so its own destructor frees the tensor when `owner` goes.
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
@@ -235,8 +236,7 @@ TensorArgument bind_capsule(py::handle object, const char* argument, std::intptr
     auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
     return {view_of(managed->dl_tensor, argument), {}, capsule};
   }
-  throw InvalidArgument("{}: expected a DLPack capsule of version 1 or before, got another",
-                        argument);
+  throw InvalidArgument(argument.fault("a DLPack capsule of version 1 or before", "another"));
 }
 
 void raise_allocation_error(void*, const char* kind, const char* message) {
@@ -245,7 +245,7 @@ void raise_allocation_error(void*, const char* kind, const char* message) {
 
 }  // namespace
 
-TensorArgument bind_tensor(py::handle object, const char* argument, std::intptr_t stream) {
+TensorArgument bind_tensor(py::handle object, const ArgumentName& argument, std::intptr_t stream) {
   if (object.is_none()) return {};
   if (const auto* api = exchange_api(Py_TYPE(object.ptr()))) {
     DLTensor source{};
@@ -268,8 +268,8 @@ TensorArgument bind_tensor(py::handle object, const char* argument, std::intptr_
     py::array owner = py::array::ensure(object);  // what an index into an array gives
     return {bind_numpy(owner, argument).tensor, {}, owner};
   }
-  throw InvalidArgument("{}: expected a torch tensor, NumPy array or DLPack tensor, got {}",
-                        argument, Py_TYPE(object.ptr())->tp_name);
+  throw InvalidArgument(argument.fault("a torch tensor, NumPy array or DLPack tensor",
+                                       Py_TYPE(object.ptr())->tp_name));
 }
 
 Output make_output(const Framework& framework, DType dtype, Device device,
@@ -299,7 +299,7 @@ Output make_output(const Framework& framework, DType dtype, Device device,
                                               raise_allocation_error) != 0) {
     throw py::error_already_set();
   }
-  const Tensor tensor = view_of(managed->dl_tensor, "output");
+  const Tensor tensor = view_of(managed->dl_tensor, {"", "output"});
   void* object = nullptr;
   if (framework.api->managed_tensor_to_py_object_no_sync(managed, &object) != 0) {
     throw py::error_already_set();

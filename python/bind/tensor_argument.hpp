@@ -3,12 +3,15 @@
 #pragma once
 
 #include "python/bind/dlpack.hpp"
+#include "runtime/error.hpp"
 #include "runtime/tensor.hpp"
 
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 
 namespace rlk::bind {
 
@@ -21,6 +24,15 @@ struct Framework {
   const dlpack::DLPackExchangeAPI* api = nullptr;  // null: NumPy, or on CUDA rlk's own
 };
 
+// Of what an error tells.
+struct ArgumentName {
+  std::string_view op, argument;
+
+  Fault fault(std::string expected, std::string got) const {
+    return {std::string(op), std::string(argument), std::move(expected), std::move(got)};
+  }
+};
+
 struct TensorArgument {
   Tensor tensor;
   Framework framework;
@@ -31,10 +43,9 @@ struct TensorArgument {
 inline constexpr std::intptr_t k_default_stream = 1;
 
 // Takes torch tensors and others with the DLPack exchange API, NumPy arrays (ml_dtypes' bfloat16
-// included) and any producer with __dlpack__. None gives an absent tensor. Throws InvalidArgument
-// that begins with `argument`, which reads "op: argument". A producer with __dlpack__ on CUDA makes
-// its values ready for `stream`.
-TensorArgument bind_tensor(py::handle object, const char* argument,
+// included) and any producer with __dlpack__. None gives an absent tensor. Throws InvalidArgument. A
+// producer with __dlpack__ on CUDA makes its values ready for `stream`.
+TensorArgument bind_tensor(py::handle object, const ArgumentName& name,
                            std::intptr_t stream = k_default_stream);
 
 struct Output {

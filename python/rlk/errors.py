@@ -3,14 +3,45 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
+
+from rlk import _core
+
+
+class Fault(NamedTuple):
+    """What is wrong with an argument. Reads ``op: argument: expected ..., got ...``.
+
+    In `expected`, another argument of the op is named in braces.
+    """
+
+    op: str
+    argument: str
+    expected: str
+    got: str = ""
+
+    def __str__(self) -> str:
+        return _core.fault_text(*self)
+
+    def renamed(self, op: str, names: Mapping[str, str]) -> Fault:
+        """As a fault of `op`, whose arguments have these names."""
+        parts = [part.partition("}") for part in self.expected.split("{")]
+        first, *others = parts
+        expected = first[0] + "".join(f"{{{names.get(n, n)}}}{rest}" for n, _, rest in others)
+        return Fault(op, names.get(self.argument, self.argument), expected, self.got)
 
 
 class Error(Exception):
     """Base of all errors of rlk."""
+
+    #: What is wrong, as data; None where the error is of no argument.
+    fault: Fault | None = None
+
+    def __init__(self, content: str | Fault) -> None:
+        super().__init__(str(content))
+        if isinstance(content, Fault):
+            self.fault = content
 
 
 class InvalidArgument(Error, ValueError):
@@ -42,7 +73,7 @@ def check_needs(op: str, needs: object, names: tuple[str, ...]) -> tuple[str, ..
     if all(isinstance(name, str) and name in names for name in found):
         return tuple(found)
     expected = ", ".join(repr(name) for name in names)
-    raise InvalidArgument(f"{op}: needs: expected a tuple of {expected}, got {text(needs)}")
+    fail(op, "needs", f"a tuple of {expected}", text(needs))
 
 
 def shape_of(tensor: Any) -> tuple[int, ...] | None:
@@ -61,6 +92,11 @@ def text(value: object) -> str:
         return "an int of too many digits"
 
 
+def fail(op: str, argument: str, expected: str, got: Any) -> NoReturn:
+    """Raises InvalidArgument."""
+    raise InvalidArgument(Fault(op, argument, expected, got))
+
+
 @contextmanager
 def renamed(op: str, names: Mapping[str, str], on_cuda: bool = False) -> Iterator[None]:
     """Errors of an op that `op` is made of, as those of `op`: its arguments by the names here.
@@ -69,13 +105,9 @@ def renamed(op: str, names: Mapping[str, str], on_cuda: bool = False) -> Iterato
     """
     try:
         yield
-    except (InvalidArgument, Unsupported, TypeError) as error:
-        found = re.fullmatch(r"\w+: (\w+): (.*)", str(error), re.DOTALL)
-        if found is None:
+    except (InvalidArgument, Unsupported) as error:
+        fault = error.fault
+        is_late = on_cuda and fault is not None and fault.argument == "target"
+        if fault is None or (is_late and fault.expected.startswith("ids in ")):
             raise
-        argument, message = found.groups()
-        if on_cuda and argument == "target" and message.startswith("expected ids in "):
-            raise
-        named = r"(?<=that of )\w+|(?<=with )\w+"
-        message = re.sub(named, lambda m: names.get(m[0], m[0]), message)
-        raise type(error)(f"{op}: {names.get(argument, argument)}: {message}") from None
+        raise type(error)(fault.renamed(op, names)) from None

@@ -8,25 +8,14 @@ from typing import Any, NamedTuple
 
 from rlk import _core
 from rlk._metrics import Metrics  # noqa: F401
-from rlk._ops.common import Explanation, Tensor  # noqa: F401
-from rlk._ops.group_advantages import explain_group_advantages, group_advantages
-from rlk._ops.grpo_loss import GrpoLoss, explain_grpo_loss, grpo_loss, grpo_loss_backward
-from rlk._ops.linear_logp import (
-    LinearLogpGrads,
-    LinearLogpResult,
-    explain,
-    linear_logp,
-    linear_logp_backward,
-)
-from rlk._ops.logp import LogpResult, explain_logp, logp, logp_backward
-from rlk._ops.ppo_loss import (
-    PpoLoss,
-    PpoLossGrads,
-    explain_ppo_loss,
-    ppo_loss,
-    ppo_loss_backward,
-)
-from rlk._ops.ratio_kl import RatioKl, explain_ratio_kl, ratio_kl, ratio_kl_backward
+from rlk._ops.common import Explanation, LogpResult, Tensor  # noqa: F401
+from rlk._ops.explain import explain
+from rlk._ops.group_advantages import group_advantages
+from rlk._ops.grpo_loss import GrpoLoss, grpo_loss, grpo_loss_backward
+from rlk._ops.linear_logp import LinearLogpGrads, linear_logp, linear_logp_backward
+from rlk._ops.logp import logp, logp_backward
+from rlk._ops.ppo_loss import PpoLoss, PpoLossGrads, ppo_loss, ppo_loss_backward
+from rlk._ops.ratio_kl import RatioKl, ratio_kl, ratio_kl_backward
 from rlk._warm_and_preload import Preloaded, Warmed, preload, warm
 
 __all__ = [
@@ -34,7 +23,6 @@ __all__ = [
     "Explanation",
     "GrpoLoss",
     "LinearLogpGrads",
-    "LinearLogpResult",
     "LogpResult",
     "PpoLoss",
     "PpoLossGrads",
@@ -45,11 +33,6 @@ __all__ = [
     "check_errors",
     "configure",
     "explain",
-    "explain_group_advantages",
-    "explain_grpo_loss",
-    "explain_logp",
-    "explain_ppo_loss",
-    "explain_ratio_kl",
     "group_advantages",
     "grpo_loss",
     "grpo_loss_backward",

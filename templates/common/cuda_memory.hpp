@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How host code of the ops names types to CUDA kernels and deals out workspace.
+// How host code of the ops deals out workspace.
 #pragma once
 
-#include "runtime/dtype.hpp"
+#include "templates/common/types.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -13,27 +13,6 @@ using Int64 = std::int64_t;
 
 constexpr Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
 constexpr Int64 round_up(Int64 a, Int64 unit) { return ceil_div(a, unit) * unit; }
-
-// A TypeCode of common/cuda/element.cuh.
-constexpr int cuda_type(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return 1;
-    case DType::bf16:
-      return 2;
-    case DType::f16:
-      return 3;
-    case DType::f64:
-      return 4;
-    case DType::i8:
-    case DType::i16:
-    case DType::i32:
-    case DType::i64:
-      return 16 + static_cast<int>(size_bytes(dtype));
-    default:
-      return 32 + static_cast<int>(size_bytes(dtype));  // unsigned and bool
-  }
-}
 
 // Deals out a workspace in order. With no memory behind it, only counts the bytes.
 class Arena {

@@ -13,7 +13,7 @@ struct GroupAdvantagesArgs {
   long long num_rewards, num_groups;
   const void* rewards;
   long long stride;         // of rewards, in elements
-  int type;                 // a TypeCode of common/cuda/element.cuh; CPU: dense float64
+  int type;                 // a TypeCode; CPU: dense float64
   const long long* starts;  // [num_groups + 1]; null: group_size each
   long long group_size;
   long long normalize;   // an AdvantageNormalize; read where kNormalize is -1

@@ -136,7 +136,7 @@ void launch_cuda(const LoadedKernel& kernel, const GroupAdvantagesCall& call, bo
   }
   args.rewards = call.rewards.data;
   args.stride = stride.value_or(1);
-  args.type = cuda_type(call.rewards.dtype);
+  args.type = type_code(call.rewards.dtype);
   if (args.num_groups == 0) return;
   void* arguments[] = {&args};
   const auto blocks = static_cast<unsigned>(std::min<Int64>(ceil_div(args.num_groups, 8), 4096));

@@ -4,13 +4,10 @@
 #include "runtime/cuda/cuda_loader.hpp"
 #include "runtime/error.hpp"
 #include "templates/common/device_errors.hpp"
-#include "templates/common/logp/cuda_copies.hpp"
-#include "templates/common/logp/validate_cuda.hpp"
+#include "templates/common/expect.hpp"
+#include "templates/common/logp/host.hpp"
 #include "templates/grpo_loss/cuda_args.h"
-#include "templates/grpo_loss/launch.hpp"
 #include "templates/grpo_loss/op.hpp"
-#include "templates/logp/check.hpp"
-#include "templates/logp/launch.hpp"
 #include "templates/ppo_loss/launch.hpp"
 
 #include <algorithm>
@@ -55,15 +52,13 @@ PpoLossArgs loss_args(Arena& arena, const PpoLossCall& call) {
 Plan make_plan(Arena& arena, const GrpoLossCall& call) {
   Plan plan;
   GrpoLossCudaArgs& args = plan.args;
-  args.vocab = call.logits.shape[call.logits.rank - 1];
+  args.vocab = call.vocab();
   plan.copies.set_rows(arena, call, args);
   args.logits = logp_cuda_matrix(call.logits);
   args.grad_logits = logp_cuda_matrix(call.grad_logits);
-  args.part_leaves = logp_num_leaves(args.vocab);
-  args.num_parts = 1;
   args.op = "grpo_loss";
   args.loss = loss_args(arena, call.loss);
-  args.grad = {args.loss.grad, 1, cuda_type(DType::f32)};
+  args.grad = {args.loss.grad, 1, type_code(DType::f32)};
   return plan;
 }
 
@@ -72,9 +67,10 @@ Plan make_plan(Arena& arena, const GrpoLossCall& call) {
 void check_grpo_loss(const jit::OpCall& base) {
   const auto& call = static_cast<const GrpoLossCall&>(base);
   check_logits(call);
-  if (grpo_loss_takes(call.logits.shape[call.logits.rank - 1])) return;
-  throw InvalidArgument("grpo_loss: logits: expected at most {} columns, got {}",
-                        kLogpMostSharedLeaves * kLogpLeaf, text(call.logits.dims()));
+  if (grpo_loss_takes(call.vocab())) return;
+  Given{call, call.logits, "logits"}.fail(
+      fmt::format("at most {} columns", kLogpMostSharedLeaves * kLogpLeaf),
+      text(call.logits.dims()));
 }
 
 bool grpo_loss_takes(std::int64_t vocab) { return logp_num_leaves(vocab) <= kLogpMostSharedLeaves; }
@@ -107,7 +103,7 @@ void launch_grpo_loss(const LoadedKernel& kernel, const jit::OpCall& base,
   Driver& driver = entry(kernel, 0).driver();
   DeviceError& error = templates::device_error(driver, call.device.index);
   templates::raise_device_error(error);
-  const std::int64_t vocab = call.logits.shape[call.logits.rank - 1];
+  const std::int64_t vocab = call.vocab();
   if (settings.validate_sync) validate_logp_cuda(driver, call, call.logits, vocab);
   Arena sizes(nullptr);
   make_plan(sizes, call);

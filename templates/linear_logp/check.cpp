@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage 2 of linear_logp: shapes, dtypes, devices and plain values. Values inside tensors are
-// checked where they are read, in the launch.
-#include "templates/linear_logp/check.hpp"
-
+// Stage 2 of linear_logp: shapes, dtypes, devices and plain values.
 #include "runtime/error.hpp"
-#include "templates/common/logp/check.hpp"
+#include "templates/common/expect.hpp"
 #include "templates/linear_logp/op.hpp"
 
 #include <algorithm>
@@ -15,59 +12,38 @@ namespace {
 // Only a broadcast tensor can be larger. Sizes of workspace stay far below 2^63 bytes with it.
 constexpr std::int64_t k_largest_size = std::int64_t{1} << 40;
 
-constexpr const char* k_storage_types = "float32, bfloat16 or float16";
-
-void expect_device(const Tensor& tensor, const char* argument, Device device) {
-  if (tensor.device == device) return;
-  throw InvalidArgument("linear_logp: {}: expected device {} (that of hidden), got {}", argument,
-                        text(device), text(tensor.device));
-}
-
-bool same_shape(const Tensor& tensor, std::span<const std::int64_t> shape) {
-  return std::ranges::equal(tensor.dims(), shape);
-}
-
-void expect_shape(const Tensor& tensor, const char* argument, std::span<const std::int64_t> shape) {
-  if (same_shape(tensor, shape)) return;
-  throw InvalidArgument("linear_logp: {}: expected shape {}, got {}", argument, text(shape),
-                        text(tensor.dims()));
-}
-
 void check_operands(const LinearLogpCall& call) {
-  const Tensor &hidden = call.hidden, &weight = call.weight;
-  if (!is_storage(hidden.dtype)) {
-    throw InvalidArgument("linear_logp: hidden: expected dtype {}, got {}", k_storage_types,
-                          name(hidden.dtype));
+  const Given hidden{call, call.hidden, "hidden"}, weight{call, call.weight, "weight"};
+  const Tensor &h = call.hidden, &w = call.weight;
+  for (const Given& given : {hidden, weight, Given{call, call.target, "target"}}) {
+    expect_present(given);
   }
-  if (hidden.rank < 1) {
-    throw InvalidArgument("linear_logp: hidden: expected shape [..., D], got []");
+  expect_storage(hidden);
+  if (h.rank < 1) fail_shape(hidden, "[..., D]");
+  if (w.dtype != h.dtype) {
+    weight.fail(fmt::format("dtype {} (that of {{hidden}})", name(h.dtype)),
+                std::string(name(w.dtype)));
   }
-  if (weight.dtype != hidden.dtype) {
-    throw InvalidArgument("linear_logp: weight: expected dtype {} (that of hidden), got {}",
-                          name(hidden.dtype), name(weight.dtype));
+  expect_device(weight, "hidden");
+  const std::int64_t dim = h.shape[h.rank - 1];
+  if (w.rank == 2 && std::max(w.shape[0], dim) > k_largest_size) {
+    weight.fail("V and D of at most 2^40", text(w.dims()));
   }
-  expect_device(weight, "weight", call.device);
-  const std::int64_t dim = hidden.shape[hidden.rank - 1];
-  if (weight.rank == 2 && std::max(weight.shape[0], dim) > k_largest_size) {
-    throw InvalidArgument("linear_logp: weight: expected V and D of at most 2^40, got {}",
-                          text(weight.dims()));
-  }
-  if (weight.rank == 2 && weight.shape[1] == dim && weight.shape[0] > 0 && dim > 0) return;
+  if (w.rank == 2 && w.shape[1] == dim && w.shape[0] > 0 && dim > 0) return;
   const char* hint = "";
-  if (weight.num_elements() == 0) hint = "; a sharded weight must be gathered before the call";
-  throw InvalidArgument(
-      "linear_logp: weight: expected shape [V, {}] with V and D at least 1, got {}{}", dim,
-      text(weight.dims()), hint);
+  if (w.num_elements() == 0) hint = "; a sharded weight must be gathered before the call";
+  weight.fail(fmt::format("shape [V, {}] with V and D at least 1", dim), text(w.dims()) + hint);
 }
 
 void check_bias(const LinearLogpCall& call) {
   if (!call.bias.present()) return;
+  const Given bias{call, call.bias, "bias"};
   if (call.bias.dtype != call.hidden.dtype && call.bias.dtype != DType::f32) {
-    throw InvalidArgument("linear_logp: bias: expected dtype {} or float32, got {}",
-                          name(call.hidden.dtype), name(call.bias.dtype));
+    bias.fail(fmt::format("dtype {} or float32", name(call.hidden.dtype)),
+              std::string(name(call.bias.dtype)));
   }
-  expect_device(call.bias, "bias", call.device);
-  expect_shape(call.bias, "bias", call.weight.dims().first(1));
+  expect_device(bias, "hidden");
+  expect_shape(bias, call.weight.dims().first(1));
 }
 
 }  // namespace
@@ -76,11 +52,9 @@ void check_linear_logp(const jit::OpCall& base) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
   check_operands(call);
   check_bias(call);
-  check_logp_options(call, call.hidden, "hidden");
-  if (call.pass != jit::Pass::bwd) return;
-  check_logp_gradients(call, call.hidden, "hidden");
-  if (call.grad_bias.present() && !call.bias.present()) {
-    throw InvalidArgument("linear_logp: needs: expected no \"bias\" where bias is None");
+  check_logp_rows(call, call.hidden, "hidden");
+  if (call.pass == jit::Pass::bwd && call.grad_bias.present() && !call.bias.present()) {
+    Given{call, call.bias, "needs"}.fail("no \"bias\" where bias is None", "");
   }
 }
 

@@ -47,7 +47,7 @@ struct LinearLogpCpuOperands {
   const void* weight;
   Int64 weight_row_stride;
   Int64 weight_col_stride;
-  const void* bias;  // of bias_type, a CpuType
+  const void* bias;  // of bias_type, a TypeCode
   Int64 bias_type;
   Int64 bias_stride;
   const Int64* target;               // 0 <= target < vocab

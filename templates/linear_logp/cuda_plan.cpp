@@ -84,7 +84,7 @@ class Planner {
 
   void rows() {
     if (call_.bias.present()) {
-      args().bias = {call_.bias.data, call_.bias.strides[0], cuda_type(call_.bias.dtype)};
+      args().bias = {call_.bias.data, call_.bias.strides[0], type_code(call_.bias.dtype)};
     }
     plan_.num_row_copies = plan_.copies.size();
     if (!compacts_) return;
@@ -163,7 +163,7 @@ class Planner {
   void waves(Int64 rows, Int64 workspace_bytes) {
     const bool dh = args().grad_hidden != nullptr;
     // Rows and columns of a gradient tile are the same for every target.
-    const auto tile = linear_logp_cuda_gradient_tile(cuda_type(call_.hidden.dtype), 0);
+    const auto tile = linear_logp_cuda_gradient_tile(type_code(call_.hidden.dtype), 0);
     const Int64 num_sums = round_up(rows, tile.rows) * round_up(args().dim, tile.cols);
     const Int64 leaf_bytes = rows * plan_.element_bytes * kLogpLeaf;
     const Int64 leaves = ceil_div(args().vocab, kLogpLeaf);

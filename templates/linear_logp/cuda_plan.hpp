@@ -3,7 +3,7 @@
 #pragma once
 
 #include "runtime/cuda/tensor_map.hpp"
-#include "templates/common/logp/cuda_copies.hpp"
+#include "templates/common/logp/host.hpp"
 #include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/op.hpp"
 

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compacts the rows, fills the operands and runs the steps; inactive rows get their neutral value.
-#include "templates/linear_logp/launch.hpp"
-
-#include "templates/common/logp/cpu_rows.hpp"
+#include "templates/common/logp/host.hpp"
 #include "templates/linear_logp/launch_cpu.hpp"
-#include "templates/linear_logp/launch_cuda.hpp"
 #include "templates/linear_logp/op.hpp"
 
-#include <algorithm>
 #include <cstring>
 
 namespace rlk {
@@ -27,7 +23,7 @@ LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& 
   operands.weight_col_stride = call.weight.strides[1];
   if (call.bias.present()) {
     operands.bias = call.bias.data;
-    operands.bias_type = cpu_type(call.bias.dtype);
+    operands.bias_type = type_code(call.bias.dtype);
     operands.bias_stride = call.bias.strides[0];
   }
   set_rows(operands, call, active);
@@ -48,34 +44,12 @@ LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& 
   return operands;
 }
 
-// Log-prob, entropy, log-sum-exp and gradient 0, whatever lay there.
-void fill_inactive(const LinearLogpCall& call, const ActiveRows& active) {
-  if (active.num_active == active.num_rows) return;
-  const auto zero = [](const Tensor& tensor) {
-    if (!tensor.present()) return;
-    std::memset(tensor.data, 0,
-                static_cast<std::size_t>(tensor.num_elements()) * size_bytes(tensor.dtype));
-  };
-  if (call.pass == jit::Pass::fwd) {
-    for (const Tensor* output :
-         {&call.log_prob, &call.row_max, &call.row_log_sum, &call.entropy, &call.lse}) {
-      zero(*output);
-    }
-  } else {
-    zero(call.grad_hidden);
-  }
-}
-
 template <class Steps>
 Steps steps_of(const LoadedKernel& kernel) {
   Steps steps;
   static_assert(sizeof(Steps) == std::size(Steps::entries) * sizeof(void*));
   std::memcpy(&steps, kernel.entries.data(), sizeof(Steps));
   return steps;
-}
-
-Int64 vector_lanes(Target level) {
-  return level == Target::x86_64_v4 ? 16 : level == Target::x86_64_v3 ? 8 : 4;
 }
 
 }  // namespace
@@ -91,7 +65,9 @@ void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base,
   const LinearLogpCpuOperands operands = operands_of(call, active);
   const LinearLogpCpuTile tile = linear_logp_cpu_tile(vector_lanes(kernel.target));
   auto& pool = runtime::ThreadPool::instance();
-  fill_inactive(call, active);
+  if (active.num_active < active.num_rows) {  // inactive rows get 0, whatever lay there
+    call.pass == jit::Pass::fwd ? zero_results(call) : zero(call.grad_hidden);
+  }
   if (call.pass == jit::Pass::fwd) {
     launch_linear_logp_fwd(steps_of<LinearLogpFwdSteps>(kernel), tile, operands, pool);
   } else {

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The launch sequence of kernel.cuh. Strips, waves and copies are chosen here, for memory alone:
 // results do not depend on them.
-#include "templates/linear_logp/launch_cuda.hpp"
-
 #include "runtime/cuda/cuda_loader.hpp"
 #include "templates/common/device_errors.hpp"
-#include "templates/common/logp/validate_cuda.hpp"
+#include "templates/common/logp/host.hpp"
 #include "templates/linear_logp/cuda_plan.hpp"
 
 #include <algorithm>
@@ -196,7 +194,7 @@ void launch_linear_logp_cuda(const LoadedKernel& kernel, const LinearLogpCall& c
     validate_logp_cuda(driver, call, call.hidden, call.weight.shape[0]);
   }
   if (writes_nothing(call)) return;
-  const int x = cuda_type(call.hidden.dtype);
+  const int x = type_code(call.hidden.dtype);
   const int limit = shared_limit_bytes(kernel.target);
   const LinearLogpCudaTile logits = linear_logp_cuda_logits_tile(x, limit);
   const LinearLogpCudaTile gradient = linear_logp_cuda_gradient_tile(x, limit);

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_logp for the dispatcher: its constants, entry points and stages.
+// linear_logp for the dispatcher: its parameters, constants, entry points and variants.
 #include "templates/linear_logp/op.hpp"
 
-#include "templates/common/logp/check.hpp"
-#include "templates/common/logp/variants.hpp"
-#include "templates/linear_logp/check.hpp"
 #include "templates/linear_logp/cuda_args.h"
-#include "templates/linear_logp/launch.hpp"
 #include "templates/linear_logp/launch_cpu.hpp"
-#include "templates/linear_logp/launch_cuda.hpp"
 
 #include <algorithm>
 #include <array>
@@ -32,16 +27,17 @@ constexpr auto k_tile_words = [] {
 // Of the row classes, where nothing was measured.
 constexpr std::array<std::int64_t, jit::k_num_row_classes> k_own_tiles = {1, 2, 0};
 
-constexpr jit::ConstantDef k_constants[] = {
-    {"x", "kX", k_type_words, /*may_be_run_time=*/false},
-    {"V", "kV"},
-    {"D", "kD"},
-    {"softcap", "kSoftcap", k_off_on},
-    {"logit_scale", "kLogitScale", k_off_on},
-    {"entropy", "kEntropy", k_off_on},
-    {"tile", "kTile", k_tile_words},  // of the loop of sm_90a; 0 elsewhere
+constexpr jit::Parameter k_matrices[] = {
+    {"hidden", jit::Kind::tensor, jit::field_of<&LinearLogpCall::hidden>},
+    {"weight", jit::Kind::tensor, jit::field_of<&LinearLogpCall::weight>},
+    {"bias", jit::Kind::tensor, jit::field_of<&LinearLogpCall::bias>},
 };
-static_assert(std::string_view(k_constants[k_linear_logp_tile].label) == "tile");
+constexpr auto k_parameters = jit::joined(k_matrices, k_row_parameters, k_output_parameters);
+
+constexpr auto k_constants =
+    logits_constants({{"V", "kV"}, {"D", "kD"}}, k_parameters,
+                     {{"tile", "kTile", k_tile_words}});  // of the loop of sm_90a; 0 elsewhere
+static_assert(k_constants.span()[k_linear_logp_tile].label == "tile");
 
 // Whether kTile has a meaning.
 bool has_tiles(std::int64_t x, jit::Pass pass, Target target) {
@@ -61,16 +57,14 @@ std::span<const char* const> entries(jit::Pass pass, Backend backend) {
 
 jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning& tuning) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
-  const auto x = cpu_type(call.weight.dtype);
-  std::int64_t tile = 0;
-  if (has_tiles(x, call.pass, target)) {
-    tile = call.tile ? *call.tile : tile_of(jit::row_class(call.target.num_elements()), tuning);
+  const Tensor& weight = call.weight;
+  auto spec =
+      logits_specialization(call, target, weight.dtype, {weight.shape[0], weight.shape[1]});
+  if (has_tiles(spec.values[0], call.pass, target)) {
+    spec.values[k_linear_logp_tile] =
+        call.tile ? *call.tile : tile_of(jit::row_class(call.target.num_elements()), tuning);
   }
-  return {call.op,
-          call.pass,
-          target,
-          {x, call.weight.shape[0], call.weight.shape[1], call.softcap.has_value(),
-           call.logit_scale != 1.0, call.needs_entropy(), tile}};
+  return spec;
 }
 
 int dynamic_shared_bytes(const jit::Specialization& spec) {
@@ -81,14 +75,7 @@ int dynamic_shared_bytes(const jit::Specialization& spec) {
 }
 
 std::vector<jit::Specialization> generic_variants(Target target) {
-  std::vector<jit::Specialization> variants;
-  for (auto pass : {jit::Pass::fwd, jit::Pass::bwd}) {
-    for (auto type : {kTypeFloat32, kTypeBfloat16, kTypeFloat16}) {
-      variants.push_back(
-          jit::Specialization{&templates::linear_logp_op, pass, target, {type}}.generic());
-    }
-  }
-  return variants;
+  return generic_logits_variants(templates::linear_logp_op, target);
 }
 
 std::vector<jit::Specialization> alternatives(const jit::Specialization& spec) {
@@ -106,22 +93,18 @@ std::vector<jit::Specialization> alternatives(const jit::Specialization& spec) {
 std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,
                                                 jit::Pass pass, Target target,
                                                 const jit::Tuning& tuning) {
-  check_logp_model(templates::linear_logp_op, shape);
+  LinearLogpCall call;
+  const std::int64_t sizes[] = {shape.vocab, shape.hidden};
+  call.weight = dense_tensor(nullptr, dtype, {}, sizes);
   std::vector<jit::Specialization> variants;
-  for (const bool entropy : {false, true}) {
-    if (entropy && !shape.entropy) continue;
-    jit::Specialization spec{&templates::linear_logp_op,
-                             pass,
-                             target,
-                             {cpu_type(dtype), shape.vocab, shape.hidden, shape.softcap.has_value(),
-                              shape.logit_scale != 1, entropy}};
+  for_model_calls(call, templates::linear_logp_op, shape, pass, [&] {
     for (std::size_t rows = 0; rows < jit::k_num_row_classes; ++rows) {
-      if (has_tiles(spec.values[0], pass, target)) {
-        spec.values[k_linear_logp_tile] = tile_of(rows, tuning);
-      }
+      const bool tiled = has_tiles(type_code(dtype), pass, target);
+      if (tiled) call.tile = static_cast<int>(tile_of(rows, tuning));
+      const auto spec = specialize(call, target, tuning);
       if (std::ranges::find(variants, spec) == variants.end()) variants.push_back(spec);
     }
-  }
+  });
   return variants;
 }
 
@@ -129,9 +112,18 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
 
 namespace templates {
 const jit::Op linear_logp_op{
-    "linear_logp",      k_constants,  check_linear_logp,    specialize,
-    launch_linear_logp, entries,      dynamic_shared_bytes, generic_variants,
-    model_variants,     alternatives, k_tile_names,
+    .name = "linear_logp",
+    .constants = k_constants.span(),
+    .check = check_linear_logp,
+    .specialize = specialize,
+    .launch = launch_linear_logp,
+    .entries = entries,
+    .dynamic_shared_bytes = dynamic_shared_bytes,
+    .generic_variants = generic_variants,
+    .model_variants = model_variants,
+    .alternatives = alternatives,
+    .tile_names = k_tile_names,
+    .parameters = k_parameters,
 };
 }  // namespace templates
 

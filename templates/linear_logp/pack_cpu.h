@@ -116,7 +116,7 @@ RLK_INLINE Prefetch prefetch_weight(const Args& a, Int64 v0, Int64 k0, Int64 ahe
 }
 
 RLK_INLINE float bias_at(const Args& a, Int64 v) {
-  if (a.bias_type == kTypeNone) return 0.0f;
+  if (a.bias_type == kNone) return 0.0f;
   return load_element(a.bias, v * a.bias_stride, a.bias_type);
 }
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapes, dtypes and devices of logp's arguments, and whether logits may be written over.
-#include "templates/logp/check.hpp"
-
 #include "runtime/error.hpp"
-#include "templates/common/logp/check.hpp"
+#include "templates/common/expect.hpp"
 #include "templates/logp/op.hpp"
 
 #include <algorithm>
@@ -39,30 +37,23 @@ bool is_apart(const Tensor& tensor) {
 }  // namespace
 
 void check_logits(const LogpCall& call) {
-  const Tensor& logits = call.logits;
-  if (!is_storage(logits.dtype)) {
-    throw InvalidArgument("{}: logits: expected dtype float32, bfloat16 or float16, got {}",
-                          call.op->name, name(logits.dtype));
+  const Given logits{call, call.logits, "logits"};
+  expect_present(logits);
+  expect_present({call, call.target, "target"});
+  expect_storage(logits);
+  if (call.logits.rank < 1 || call.vocab() < 1 || call.vocab() > k_largest_size) {
+    fail_shape(logits, "[..., V] with V from 1 to 2^40");
   }
-  if (logits.rank < 1 || logits.shape[logits.rank - 1] < 1 ||
-      logits.shape[logits.rank - 1] > k_largest_size) {
-    throw InvalidArgument("{}: logits: expected shape [..., V] with V from 1 to 2^40, got {}",
-                          call.op->name, text(logits.dims()));
-  }
-  check_logp_options(call, logits, "logits");
+  check_logp_rows(call, call.logits, "logits");
 }
 
 void check_logp(const jit::OpCall& base) {
   const auto& call = static_cast<const LogpCall&>(base);
-  const Tensor& logits = call.logits;
   check_logits(call);
-  if (call.in_place && !is_apart(logits)) {
-    throw InvalidArgument(
-        "logp: inplace_backward: expected logits whose elements share no memory, got strides {} of "
-        "shape {}",
-        text(logits.steps()), text(logits.dims()));
-  }
-  if (call.pass == jit::Pass::bwd) check_logp_gradients(call, logits, "logits");
+  if (!call.in_place || is_apart(call.logits)) return;
+  Given{call, call.logits, "inplace_backward"}.fail(
+      "logits whose elements share no memory",
+      fmt::format("strides {} of shape {}", text(call.logits.steps()), text(call.logits.dims())));
 }
 
 }  // namespace rlk

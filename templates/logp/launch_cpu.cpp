@@ -2,9 +2,8 @@
 // Runs the steps of a CPU kernel of logp over the pool. Strips of rows and parts of a row show
 // nowhere in the results.
 #include "templates/common/cpu_steps.hpp"
-#include "templates/common/logp/cpu_rows.hpp"
+#include "templates/common/logp/host.hpp"
 #include "templates/logp/cpu_args.h"
-#include "templates/logp/launch.hpp"
 #include "templates/logp/op.hpp"
 
 #include <algorithm>
@@ -21,8 +20,6 @@ constexpr Int64 k_part_leaves = 64;
 constexpr Int64 k_most_lanes = 16;
 constexpr Int64 k_logit_cost = 2;  // against a multiplication
 
-Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
-
 LogpCpuMatrix matrix(const Tensor& tensor, const std::vector<Int64>& offsets, Int64 row_stride) {
   return {tensor.data, data_or_null(offsets), row_stride, tensor.strides[tensor.rank - 1]};
 }
@@ -37,20 +34,6 @@ LogpCpuArgs arguments(const LogpCall& call, const ActiveRows& active, Int64 voca
     args.grad_logits = call.in_place ? args.logits : matrix(call.grad_logits, {}, vocab);
   }
   return args;
-}
-
-void zero(const Tensor& tensor) {
-  if (!tensor.present()) return;
-  std::memset(tensor.data, 0,
-              static_cast<std::size_t>(tensor.num_elements()) * size_bytes(tensor.dtype));
-}
-
-// Rows that are not active: results 0.
-void fill_inactive_outputs(const LogpCall& call) {
-  for (const Tensor* output :
-       {&call.log_prob, &call.row_max, &call.row_log_sum, &call.entropy, &call.lse}) {
-    zero(*output);
-  }
 }
 
 // Gradient 0, of the rows between the active ones.
@@ -84,15 +67,11 @@ void run(const LoadedKernel& kernel, int entry, const LogpCpuArgs& args, Int64 i
             [&](std::int64_t begin, std::int64_t end) { step(&args, begin, end); });
 }
 
-Int64 vector_lanes(Target level) {
-  return level == Target::x86_64_v4 ? 16 : level == Target::x86_64_v3 ? 8 : 4;
-}
-
 }  // namespace
 
 void launch_logp_cpu(const LoadedKernel& kernel, const LogpCall& call) {
-  if (call.unless_one.present() && *floats(call.unless_one) == 1.0f) return;
-  const Int64 vocab = call.logits.shape[call.logits.rank - 1];
+  if (call.unless_one.present() && *static_cast<const float*>(call.unless_one.data) == 1.0f) return;
+  const Int64 vocab = call.vocab();
   const ActiveRows active = active_rows(call, call.logits, vocab);
   LogpCpuArgs args = arguments(call, active, vocab);
   const bool all_active = active.num_active == active.num_rows;
@@ -106,7 +85,7 @@ void launch_logp_cpu(const LoadedKernel& kernel, const LogpCall& call) {
     run(kernel, 0, args, args.num_rows * args.num_parts, cost);
     return;
   }
-  if (!all_active) fill_inactive_outputs(call);
+  if (!all_active) zero_results(call);
   const bool entropy = args.entropy != nullptr;
   const Int64 most = k_partial_floats / (leaves * (entropy ? 3 : 2)) / k_most_lanes * k_most_lanes;
   const Int64 strip = std::min(std::max(most, k_most_lanes),

@@ -3,10 +3,8 @@
 // the results.
 #include "runtime/cuda/cuda_loader.hpp"
 #include "templates/common/device_errors.hpp"
-#include "templates/common/logp/cuda_copies.hpp"
-#include "templates/common/logp/validate_cuda.hpp"
+#include "templates/common/logp/host.hpp"
 #include "templates/logp/cuda_args.h"
-#include "templates/logp/launch.hpp"
 #include "templates/logp/op.hpp"
 
 #include <algorithm>
@@ -30,7 +28,7 @@ struct Plan {
 Plan make_plan(Arena& arena, const LogpCall& call, int num_sms) {
   Plan plan;
   LogpCudaArgs& args = plan.args;
-  args.vocab = call.logits.shape[call.logits.rank - 1];
+  args.vocab = call.vocab();
   plan.copies.set_rows(arena, call, args);
   args.logits = logp_cuda_matrix(call.logits);
   args.op = "logp";
@@ -83,7 +81,7 @@ void launch_logp_cuda(const LoadedKernel& kernel, const LogpCall& call,
   DeviceError& error = templates::device_error(driver, call.device.index);
   templates::raise_device_error(error);
   if (settings.validate_sync) {
-    validate_logp_cuda(driver, call, call.logits, call.logits.shape[call.logits.rank - 1]);
+    validate_logp_cuda(driver, call, call.logits, call.vocab());
   }
   if (call.target.num_elements() == 0) return;
   const int num_sms = driver.device(call.device.index).num_sms;

@@ -1,55 +1,84 @@
 // SPDX-License-Identifier: Apache-2.0
-// logp for the dispatcher: its constants, entry points and stages.
+// logp for the dispatcher: its parameters, constants, entry points and variants.
 #include "templates/logp/op.hpp"
-
-#include "templates/common/logp/check.hpp"
-#include "templates/common/logp/variants.hpp"
-#include "templates/logp/check.hpp"
-#include "templates/logp/launch.hpp"
 
 namespace rlk {
 namespace {
 
+constexpr jit::Parameter k_own_parameters[] = {
+    {"inplace_backward", jit::Kind::flag, jit::field_of<&LogpCall::in_place>}};
+constexpr auto k_parameters =
+    jit::joined(k_logits_parameter, k_row_parameters, k_output_parameters, k_own_parameters);
+constexpr auto k_constants = logits_constants({{"V", "kV"}}, k_parameters);
+
+constexpr const char* k_cpu_fwd[] = {"rlk_logp_fwd_main", "rlk_logp_fwd_merge"};
+constexpr const char* k_cpu_bwd[] = {"rlk_logp_bwd_main"};
+constexpr const char* k_cuda_fwd[] = {"rlk_logp_fwd_pack", "rlk_logp_fwd_main",
+                                      "rlk_logp_fwd_merge"};
+constexpr const char* k_cuda_bwd[] = {"rlk_logp_bwd_pack", "rlk_logp_bwd_main"};
+
 jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning&) {
   const auto& call = static_cast<const LogpCall&>(base);
-  return {call.op,
-          call.pass,
-          target,
-          {storage_type(call.logits.dtype), call.logits.shape[call.logits.rank - 1],
-           call.softcap.has_value(), call.logit_scale != 1.0, call.needs_entropy()}};
+  return logits_specialization(call, target, call.logits.dtype, {call.vocab()});
 }
 
 std::vector<jit::Specialization> generic_variants(Target target) {
-  std::vector<jit::Specialization> variants;
-  for (auto pass : {jit::Pass::fwd, jit::Pass::bwd}) {
-    for (auto type : {kTypeFloat32, kTypeBfloat16, kTypeFloat16}) {
-      variants.push_back(jit::Specialization{&templates::logp_op, pass, target, {type}}.generic());
-    }
-  }
-  return variants;
+  return generic_logits_variants(templates::logp_op, target);
 }
 
 std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,
                                                 jit::Pass pass, Target target, const jit::Tuning&) {
-  check_logp_model(templates::logp_op, shape);
-  std::vector<jit::Specialization> variants;
-  for (const bool entropy : {false, true}) {
-    if (entropy && !shape.entropy) continue;
-    variants.push_back({&templates::logp_op,
-                        pass,
-                        target,
-                        {storage_type(dtype), shape.vocab, shape.softcap.has_value(),
-                         shape.logit_scale != 1, entropy}});
-  }
-  return variants;
+  return logp_model_variants(templates::logp_op, LogpCall(), shape, dtype, pass, target);
 }
 
 }  // namespace
 
+std::vector<jit::Specialization> logp_model_variants(const jit::Op& op, LogpCall&& call,
+                                                     const jit::ModelShape& shape, DType dtype,
+                                                     jit::Pass pass, Target target) {
+  const std::int64_t sizes[] = {shape.vocab};
+  call.logits = dense_tensor(nullptr, dtype, {}, sizes);
+  std::vector<jit::Specialization> variants;
+  for_model_calls(call, op, shape, pass,
+                  [&] { variants.push_back(op.specialize(call, target, jit::Tuning())); });
+  return variants;
+}
+
+std::span<const char* const> logp_entries(jit::Pass pass, Backend backend) {
+  if (backend == Backend::cuda) {
+    if (pass == jit::Pass::fwd) return k_cuda_fwd;
+    return k_cuda_bwd;
+  }
+  if (pass == jit::Pass::fwd) return k_cpu_fwd;
+  return k_cpu_bwd;
+}
+
+int logp_shared_bytes(const jit::Specialization& spec) {
+  if (backend(spec.target) == Backend::cpu || spec.pass == jit::Pass::bwd) return 0;
+  const auto vocab = spec.value_of("V"), entropy = spec.value_of("entropy");
+  return logp_partial_bytes(vocab < 0 ? kLogpMostSharedLeaves : logp_num_leaves(vocab),
+                            entropy != 0);
+}
+
+void launch_logp(const LoadedKernel& kernel, const jit::OpCall& base,
+                 const jit::LaunchSettings& settings) {
+  const auto& call = static_cast<const LogpCall&>(base);
+  backend(kernel.target) == Backend::cuda ? launch_logp_cuda(kernel, call, settings)
+                                          : launch_logp_cpu(kernel, call);
+}
+
 namespace templates {
 const jit::Op logp_op{
-    "logp",       k_logits_constants, check_logp,       specialize,     launch_logp,
-    logp_entries, logp_shared_bytes,  generic_variants, model_variants,
+    .name = "logp",
+    .constants = k_constants.span(),
+    .check = check_logp,
+    .specialize = specialize,
+    .launch = launch_logp,
+    .entries = logp_entries,
+    .dynamic_shared_bytes = logp_shared_bytes,
+    .generic_variants = generic_variants,
+    .model_variants = model_variants,
+    .parameters = k_parameters,
 };
 }  // namespace templates
 

@@ -104,7 +104,7 @@ struct PpoLossPack {
   enum Kind : int { kFloats, kBytes, kIntegers };  // fp32; a mask's 0 and 1; int64
   const void* from;
   void* to;
-  int type;  // a TypeCode of common/cuda/element.cuh
+  int type;  // a TypeCode
   int to_kind;
   long long rows, cols, row_stride, col_stride;
 };

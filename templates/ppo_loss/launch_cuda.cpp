@@ -97,7 +97,7 @@ class Plan {
     const Int64 cols = tensor.rank == 0 ? 1 : tensor.shape[tensor.rank - 1];
     packs_.at(num_packs_++) = {tensor.data,
                                to,
-                               cuda_type(tensor.dtype),
+                               type_code(tensor.dtype),
                                kind,
                                rows,
                                cols,

@@ -9,7 +9,7 @@ namespace rlk {
 // One value a token. CPU: dense, float32 or the mask's bytes, and nothing but data is read.
 struct RatioKlArray {
   const void* data;  // or null
-  int type;          // a TypeCode of common/cuda/element.cuh
+  int type;          // a TypeCode
   int num_axes;      // sizes[i] and strides[i], outermost first; strides count elements
   long long sizes[8], strides[8];
 };

@@ -129,7 +129,7 @@ void launch_cpu(const LoadedKernel& kernel, const RatioKlCall& call) {
 
 RatioKlArray array(const Tensor& tensor) {
   if (!tensor.present()) return {};
-  RatioKlArray a{tensor.data, cuda_type(tensor.dtype), 1, {tensor.num_elements()}, {}};
+  RatioKlArray a{tensor.data, type_code(tensor.dtype), 1, {tensor.num_elements()}, {}};
   if (const auto stride = flat_stride(tensor.dims(), tensor.steps())) {
     a.strides[0] = *stride;
     return a;

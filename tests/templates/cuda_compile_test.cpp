@@ -10,7 +10,7 @@
 #include "jit/ship_kernel.hpp"
 #include "runtime/error.hpp"
 #include "templates/linear_logp/cuda_args.h"
-#include "templates/linear_logp/launch_cuda.hpp"
+#include "templates/linear_logp/op.hpp"
 #include "templates/registry.hpp"
 
 #include <gtest/gtest.h>

@@ -3,27 +3,44 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rlk import _core
+
 Tensor = Any  # a torch tensor, NumPy array or DLPack producer
+Arguments = dict[str, Any]  # of a call, by name
+
+#: The kind and the default of each parameter, by op and name.
+PARAMETERS: Mapping[str, Mapping[str, tuple[str, Any]]] = {
+    op: {name: (kind, default) for name, kind, default in _core.parameters(op)}
+    for op in _core.ops()
+}
 
 
-def needs_autograd(*tensors: Any) -> bool:
-    """Whether one of these is a torch tensor that needs a gradient here, or may carry a tangent."""
-    # A call with torch tensors has imported torch; rlk never does.
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    # Within forward_ad.dual_level() or torch.func.jvp a tensor may carry a tangent.
-    # The level has no public name; a torch without it is taken to be outside.
-    tangents = getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
-    if not tangents and not torch.is_grad_enabled():
-        return False
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and (tangents or tensor.requires_grad):
-            return True
-    return False
+def arguments_of(op: str, given: Arguments, names: Mapping[str, str]) -> Arguments:
+    """The arguments of `op`, which a function that is made of it is given by these names."""
+    own = {name: names.get(name, name) for name in (*PARAMETERS[op], "stream")}
+    return {name: given[by] for name, by in own.items() if by in given}
+
+
+def with_defaults(op: str, function: Any, given: Arguments, options: Arguments) -> Arguments:
+    """What `function` would be given: its keywords' defaults, then `options`, which are some of
+    these, then what is in `given`."""
+    defaults = function.__kwdefaults__
+    for name in options:
+        if name not in defaults:
+            raise TypeError(f"{op}: {name}: expected an option that exists; see help(rlk.jit.{op})")
+    return {**defaults, **options, **given}
+
+
+class LogpResult(NamedTuple):
+    """What `linear_logp` and `logp` return where more than the log-prob is asked for, float32
+    ``[...]`` each; None where not asked for."""
+
+    log_prob: Tensor  #: log p of the target
+    entropy: Tensor | None  #: -sum p log p over the vocabulary, in nats
+    lse: Tensor | None  #: log(sum exp z), of the logits that the softmax is taken of
 
 
 class Explanation(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlk import _core
 from rlk._loss_options import as_float, inf, is_integer
-from rlk._ops.common import Explanation, Tensor
+from rlk._ops.common import Arguments, Tensor
 from rlk.errors import InvalidArgument, text
 from rlk.losses import advantage_rules
 
@@ -90,19 +90,9 @@ def group_advantages(
     return _core.group_advantages(*arguments)
 
 
-def explain_group_advantages(rewards: Tensor, **options: Any) -> Explanation:
-    """Which variant `group_advantages` would run for these arguments; nothing is compiled.
-
-    Args:
-        All: as `group_advantages`, but stream.
-
-    Raises:
-        rlk.InvalidArgument, rlk.Unsupported: as `group_advantages` would.
-
-    Example:
-        >>> print(rlk.jit.explain_group_advantages(rewards, samples_per_prompt=8))
-    """
-    return Explanation(*_core.group_advantages_explain(*_arguments(rewards, **options)))
+def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
+    del arguments["backward"], arguments["stream"]
+    return _core.group_advantages_explain(*_arguments(**arguments))
 
 
 def _fail(name: str, expected: str, got: Any) -> None:

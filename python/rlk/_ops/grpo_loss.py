@@ -12,11 +12,10 @@ from rlk import _core
 from rlk._loss_options import ELSEWHERE, no_option
 from rlk._metrics import figure
 from rlk._ops import grpo_rows, ppo_loss
-from rlk._ops.common import Explanation, Tensor, needs_autograd
+from rlk._ops.common import Arguments, Tensor, arguments_of, with_defaults
 from rlk._ops.group_advantages import group_advantages, host_boundaries
-from rlk._ops.logp import LogpOptions, explain_logp_of
 from rlk._ops.ratio_kl import expect_alike
-from rlk.errors import InvalidArgument, Unsupported, renamed, shape_of
+from rlk.errors import Fault, Unsupported, fail, renamed, shape_of
 
 # What the parts' arguments are called here. A token of log_probs is one of action_ids.
 NAMES = {
@@ -115,35 +114,13 @@ def grpo_loss(
 
     The formula is that of GRPO (Shao et al. 2024) with DAPO's token mean (Yu et al. 2025).
     """
-    call = make_call(
-        policy_logits,
-        ref_logits,
-        action_ids,
-        old_logps,
-        rewards,
-        completion_mask,
-        samples_per_prompt=samples_per_prompt,
-        group_boundaries=group_boundaries,
-        clip_eps=clip_eps,
-        beta=beta,
-        ref_logps=ref_logps,
-        dialect=dialect,
-        normalize=normalize,
-        ddof=ddof,
-        eps=eps,
-        eps_mode=eps_mode,
-        group_of_one=group_of_one,
-        temperature=temperature,
-        softcap=softcap,
-        logit_scale=logit_scale,
-        ignore_index=ignore_index,
-        **options,
-    )
-    if needs_autograd(policy_logits, temperature, softcap, logit_scale):
+    arguments = locals()
+    call = make_call(arguments)
+    if _core.needs_autograd(arguments):
         from rlk._ops import torch_grpo_loss
 
-        return torch_grpo_loss.grpo_loss(call, stream)
-    loss, figures, *_ = forward(call, stream, False)
+        return torch_grpo_loss.grpo_loss(call, arguments)
+    loss, figures, *_ = forward(call, False)
     return result(loss, figures)
 
 
@@ -175,130 +152,74 @@ def grpo_loss_backward(
         >>> grad = rlk.jit.grpo_loss_backward(
         ...     np.float32(1), logits, ref, tokens, old, rewards, mask, samples_per_prompt=8)
     """
-    call = make_call(
-        policy_logits, ref_logits, action_ids, old_logps, rewards, completion_mask, **options
-    )
-    return gradients(call, grad_output, stream)
+    given = locals()
+    own = {name: options.pop(name) for name in tuple(options) if name in grpo_loss.__kwdefaults__}
+    call = make_call(with_defaults("grpo_loss", grpo_loss, given, own))
+    _, _, saved, _ = forward(call, True)
+    return gradient({**call.logp, **scaled(saved, grad_output)})
 
 
-def explain_grpo_loss(
-    policy_logits: Tensor,
-    ref_logits: Tensor | None,
-    action_ids: Tensor,
-    old_logps: Tensor | None = None,
-    rewards: Tensor | None = None,
-    completion_mask: Tensor | None = None,
-    *,
-    backward: bool = False,
-    **options: Any,
-) -> Explanation:
-    """Which kernel would read the policy's logits of these arguments of `grpo_loss`, and why.
+def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
+    backward, options = arguments["backward"], {**arguments}
+    own = {name: options.pop(name) for name in (*SIGNATURE, "backward") if name in options}
+    logp = arguments_of("logp", own, NAMES)
+    given = own["old_logps"] is not None and own["rewards"] is not None
+    if backward and given and grpo_rows.fits(make_call({**own, "options": options})):
+        return _core.grpo_loss_explain(logp)
+    return _core.logp_explain({**logp, "return_entropy": False, "backward": backward})
 
-    Args:
-        backward: explain what makes their gradient: `logp`'s backward or, on CUDA with many rows
-            and where old_logps and rewards are given, grpo_loss's own kernel.
-        Others: as `grpo_loss`, but stream; without a backward those that `logp` has not are not
-            looked at.
 
-    Raises:
-        rlk.InvalidArgument, rlk.Unsupported: as `logp` would.
-
-    Example:
-        >>> print(rlk.jit.explain_grpo_loss(logits, ref_logits, tokens))
-    """
-    if backward and old_logps is not None and rewards is not None:
-        call = make_call(
-            policy_logits, ref_logits, action_ids, old_logps, rewards, completion_mask, **options
-        )
-        if grpo_rows.fits(call):
-            return Explanation(*_core.grpo_loss_explain(policy_logits, *call.logp))
-    return explain_logp_of(policy_logits, action_ids, completion_mask, options, backward)
+SIGNATURE = grpo_loss.__code__.co_varnames[
+    : grpo_loss.__code__.co_argcount + grpo_loss.__code__.co_kwonlyargcount
+]
 
 
 class Call(NamedTuple):
-    """Arguments as the core takes them."""
+    """Arguments as the parts take them."""
 
-    policy_logits: Tensor
-    ref_logits: Tensor | None
+    logp: Arguments
+    ref: Arguments | None  # of the reference's logp
     ref_logps: Tensor | None
     rewards: Tensor
-    logp: LogpOptions
-    groups: dict[str, Any]  # options of group_advantages
+    groups: Arguments  # of group_advantages
     loss: ppo_loss.Call  # what the parts before it make is to come
 
 
-class Saved(NamedTuple):
-    """What a backward needs beside the logits and logp's options."""
-
-    row_max: Tensor
-    row_log_sum: Tensor
-    entropy: Tensor | None
-    grad: Tensor  # of the loss with respect to the log-probs
-    grad_entropy: Tensor | None
-
-
-def make_call(
-    policy_logits: Tensor,
-    ref_logits: Tensor | None,
-    action_ids: Tensor,
-    old_logps: Tensor,
-    rewards: Tensor,
-    completion_mask: Tensor | None = None,
-    *,
-    samples_per_prompt: int | None = None,
-    group_boundaries: Tensor | None = None,
-    clip_eps: float | None = None,
-    beta: float = 0.04,
-    ref_logps: Tensor | None = None,
-    dialect: str = "rlk",
-    normalize: str | None = None,
-    ddof: int | None = None,
-    eps: float | None = None,
-    eps_mode: str | None = None,
-    group_of_one: str | None = None,
-    temperature: float | Tensor = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    ignore_index: int | None = -100,
-    **options: Any,
-) -> Call:
+def make_call(given: Arguments) -> Call:
+    options = given["options"]
     for name in options:
         if name not in OPTIONS:
             here = ELSEWHERE.get(name)
             if name not in ("log_probs", "advantages"):  # made here, of action_ids and rewards
                 here = NAMES.get(here or name, here)
             raise no_option("grpo_loss", name, here)
+    beta, clip_eps, rewards = given["beta"], given["clip_eps"], given["rewards"]
+    ref_logits, ref_logps = given["ref_logits"], given["ref_logps"]
     if beta is None:
-        raise InvalidArgument("grpo_loss: beta: expected a number (0: no KL term), got None")
+        fail("grpo_loss", "beta", "a number (0: no KL term)", "None")
     if ref_logits is not None and ref_logps is not None:
-        raise InvalidArgument("grpo_loss: ref_logits: expected it or ref_logps, got both")
+        fail("grpo_loss", "ref_logits", "it or {ref_logps}", "both")
     (count, *_) = shape_of(rewards) or (0,)
-    boundaries = host_boundaries("grpo_loss", group_boundaries, count, rewards)
+    boundaries = host_boundaries("grpo_loss", given["group_boundaries"], count, rewards)
     clips = {name: clip_eps for name in CLIPS if options.get(name) is None and clip_eps is not None}
     # Of the reference only its absence is told here.
     names = {**NAMES, "ref_log_probs": "ref_logits or ref_logps"}
     with renamed("grpo_loss", {**names, **dict.fromkeys(clips, "clip_eps")}):
         made = {
-            "dialect": dialect,
+            "dialect": given["dialect"],
             "kl_coef": beta,
             "ref_log_probs": ref_logits if ref_logps is None else ref_logps,
-            "entropy": policy_logits,
-            "samples_per_prompt": samples_per_prompt,
+            "entropy": given["policy_logits"],
+            "samples_per_prompt": given["samples_per_prompt"],
             "group_boundaries": boundaries,
         }
-        loss = ppo_loss.make_call(None, old_logps, None, None, {**made, **options, **clips})
-    logp = (action_ids, temperature, softcap, logit_scale, completion_mask, ignore_index)
-    groups = {
-        "samples_per_prompt": samples_per_prompt,
-        "group_boundaries": group_boundaries,
-        "dialect": dialect,
-        "normalize": normalize,
-        "ddof": ddof,
-        "eps": eps,
-        "eps_mode": eps_mode,
-        "group_of_one": group_of_one,
-    }
-    return Call(policy_logits, ref_logits, ref_logps, rewards, logp, groups, loss)
+        loss = ppo_loss.make_call(
+            None, given["old_logps"], None, None, {**made, **options, **clips}
+        )
+    logp = arguments_of("logp", given, NAMES)
+    ref = None if ref_logits is None else {**logp, "logits": ref_logits}
+    groups = {name: given[name] for name in group_advantages.__kwdefaults__}
+    return Call(logp, ref, ref_logps, rewards, groups, loss)
 
 
 def active_tokens(ids: Tensor, mask: Tensor | None, ignore_index: int | None) -> Tensor | None:
@@ -326,37 +247,32 @@ def _differs(tensor: Tensor, value: int) -> Any:
     return (found if value == 0 else found.long()) != value  # -100 is no uint8
 
 
-def forward(
-    call: Call, stream: int | None, needs_grad: bool
-) -> tuple[Tensor, Tensor, Saved, Tensor | None]:
-    """(loss, figures of ppo_loss, what a backward needs where it is asked for, the gradient of
+def forward(call: Call, needs_grad: bool) -> tuple[Tensor, Tensor, Arguments, Tensor | None]:
+    """(loss, figures of ppo_loss, what a backward needs beside logp's arguments, the gradient of
     policy_logits where it is made on the way)."""
-    options = call.loss.options
-    on_cuda = getattr(call.policy_logits, "is_cuda", False)
+    options, stream = call.loss.options, call.logp["stream"]
+    logits, ids = call.logp["logits"], call.logp["target"]
+    on_cuda = getattr(logits, "is_cuda", False)
     in_one_look = needs_grad and grpo_rows.fits(call)
-    ids, *_, mask, ignore_index = call.logp
     entropy = log_probs = made = None
     if not in_one_look:
+        arguments = {**call.logp, "return_entropy": options.needs_entropy}
         with renamed("grpo_loss", NAMES, on_cuda):
-            log_probs, entropy, _, row_max, row_log_sum = _core.logp_forward(
-                call.policy_logits, *call.logp, stream, options.needs_entropy, False, True, False
-            )
+            log_probs, entropy, _, row_max, row_log_sum = _core.logp_forward(arguments, True)
         if isinstance(log_probs, _core.Array):
             raise Unsupported(
-                "grpo_loss: policy_logits: expected torch tensors on CUDA, got another's"
+                Fault("grpo_loss", "policy_logits", "torch tensors on CUDA", "another's")
             )
-    active = active_tokens(ids, mask, ignore_index)
+    active = active_tokens(ids, call.logp["mask"], call.logp["ignore_index"])
     tokens = ids if log_probs is None else log_probs
-    expect_one_a_sequence(call.rewards, tuple(tokens.shape), call.loss.cu_seqlens)
+    expect_one_per_sequence(call.rewards, tuple(tokens.shape), call.loss.cu_seqlens)
     with renamed("grpo_loss", NAMES, on_cuda):
-        advantages = group_advantages(call.rewards, stream=stream, **call.groups)
+        advantages = group_advantages(call.rewards, **call.groups)
     ref_log_probs = call.loss.ref_log_probs
-    if options.needs_ref and call.ref_logps is None:
-        expect_alike("grpo_loss", call.policy_logits, call.ref_logits)
+    if options.needs_ref and call.ref is not None:
+        expect_alike("grpo_loss", logits, call.ref["logits"])
         with renamed("grpo_loss", REF_NAMES, on_cuda):
-            ref_log_probs = _core.logp_forward(
-                call.ref_logits, *call.logp, stream, False, False, False, False
-            )
+            ref_log_probs = _core.logp_forward(call.ref)
     loss = call.loss._replace(
         log_probs=log_probs,
         advantages=_column(advantages),
@@ -366,12 +282,19 @@ def forward(
     )
     with renamed("grpo_loss", NAMES, on_cuda):
         if in_one_look:
-            log_probs, row_max, row_log_sum, made = grpo_rows.look(call, loss, stream)
+            log_probs, row_max, row_log_sum, made = grpo_rows.look(call.logp, loss, stream)
             loss = loss._replace(log_probs=log_probs)
         value, _, figures, _, grad, grad_entropy = ppo_loss.forward(
             loss, stream, needs_grad, needs_grad and options.needs_entropy
         )
-    return value, figures, Saved(row_max, row_log_sum, entropy, grad, grad_entropy), made
+    saved = {
+        "row_max": row_max,
+        "row_log_sum": row_log_sum,
+        "entropy": entropy,
+        "grad_output": grad,
+        "grad_entropy": grad_entropy,
+    }
+    return value, figures, saved, made
 
 
 def _column(advantages: Tensor) -> Tensor:
@@ -381,7 +304,7 @@ def _column(advantages: Tensor) -> Tensor:
     return advantages.reshape(-1, 1)
 
 
-def expect_one_a_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: Tensor) -> None:
+def expect_one_per_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: Tensor) -> None:
     """ppo_loss would take advantages of the tokens' shape for theirs."""
     starts = shape_of(cu_seqlens)
     if cu_seqlens is not None and (starts is None or len(starts) != 1 or not starts[0]):
@@ -389,9 +312,7 @@ def expect_one_a_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: 
     count = tokens[0] if len(tokens) == 2 else 1 if starts is None else starts[0] - 1
     got = shape_of(rewards)
     if got is not None and got != (count,):
-        raise InvalidArgument(
-            f"grpo_loss: rewards: expected shape [{count}] (one a sequence), got {list(got)}"
-        )
+        fail("grpo_loss", "rewards", f"shape [{count}] (one per sequence)", list(got))
 
 
 def result(loss: Tensor, figures: Tensor) -> GrpoLoss:
@@ -399,42 +320,18 @@ def result(loss: Tensor, figures: Tensor) -> GrpoLoss:
 
 
 def gradient(
-    policy_logits: Tensor,
-    logp: LogpOptions,
-    saved: Saved,
-    stream: int | None,
-    into: Tensor | None = None,
-    unless_one: Tensor | None = None,
+    arguments: Arguments, into: Tensor | None = None, unless_one: Tensor | None = None
 ) -> Tensor:
-    """Of policy_logits. Written into `into` where given, and then only if unless_one is not 1."""
-    row_max, row_log_sum, entropy, grad, grad_entropy = saved
-    return _core.logp_backward(
-        grad,
-        grad_entropy,
-        None,
-        policy_logits,
-        *logp,
-        stream,
-        row_max,
-        row_log_sum,
-        entropy,
-        False,
-        into,
-        unless_one,
-    )
+    """Of policy_logits, from logp's arguments and what a forward gave. Written into `into` where
+    given, and then only if unless_one is not 1."""
+    return _core.logp_backward(arguments, into, unless_one)
 
 
-def scaled(saved: Saved, upstream: Tensor) -> Saved:
+def scaled(saved: Arguments, upstream: Tensor) -> Arguments:
     """With the derivatives of upstream * loss."""
+    found = {**saved}
     with renamed("grpo_loss", {}):
-        grads = [
-            None if grad is None else _core.ppo_loss_backward(upstream, grad, grad)
-            for grad in saved[3:]
-        ]
-    return Saved(*saved[:3], *grads)
-
-
-def gradients(call: Call, grad_output: Tensor, stream: int | None) -> Tensor:
-    """Of policy_logits, with a forward of its own."""
-    _, _, saved, _ = forward(call, stream, True)
-    return gradient(call.policy_logits, call.logp, scaled(saved, grad_output), stream)
+        for name in ("grad_output", "grad_entropy"):
+            if found[name] is not None:
+                found[name] = _core.ppo_loss_backward(upstream, found[name], found[name])
+    return found

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rlk import _core
-from rlk._ops.common import Tensor
+from rlk._ops.common import Arguments, Tensor
 
 if TYPE_CHECKING:
     from rlk._ops import ppo_loss
@@ -22,7 +22,7 @@ def fits(call: Call) -> bool:
     """Whether a token's derivative follows from the token and what its sequence has beforehand, the
     tensors are what `look` takes, and the rows are many. What is wrong the parts tell."""
     torch: Any = sys.modules.get("torch")
-    loss, logits, ids = call.loss, call.policy_logits, call.logp[0]
+    loss, logits, ids = call.loss, call.logp["logits"], call.logp["target"]
     if loss.options.rules.policy_loss == "gspo" or loss.options.needs_entropy:
         return False
     if loss.loss_weights is not None or torch is None:
@@ -42,7 +42,7 @@ def fits(call: Call) -> bool:
 
 
 def look(
-    call: Call, loss: ppo_loss.Call, stream: int | None
+    logp: Arguments, loss: ppo_loss.Call, stream: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(log_probs, row_max, row_log_sum, gradient of policy_logits); `loss` has all of ppo_loss's
     arguments but log_probs."""
@@ -55,7 +55,7 @@ def look(
         ref_log_probs=_dense(loss.ref_log_probs),
         cu_seqlens=None if starts is None else starts.long().contiguous(),
     )
-    return _core.grpo_loss_forward(call.policy_logits, *call.logp, dense, loss.options.core, stream)
+    return _core.grpo_loss_forward(logp, dense, loss.options.core, stream)
 
 
 def _dense(tensor: Any) -> Any:

@@ -6,17 +6,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._ops.common import Explanation, Tensor, needs_autograd
+from rlk._ops.common import Arguments, LogpResult, Tensor
 from rlk.errors import check_needs
-
-
-class LinearLogpResult(NamedTuple):
-    """What `linear_logp` returns where more than the log-prob is asked for, float32 ``[...]`` each;
-    None where not asked for."""
-
-    log_prob: Tensor  #: log p of the target
-    entropy: Tensor | None  #: -sum p log p over the vocabulary, in nats
-    lse: Tensor | None  #: log(sum exp z), of the logits that the softmax is taken of
 
 
 def linear_logp(
@@ -61,7 +52,7 @@ def linear_logp(
     Returns:
         float32 ``[...]``, at most 0: a torch tensor for torch tensors, a NumPy array for others on
         the CPU, an `rlk.Array` for others on CUDA. A target whose logit is -inf gives -inf, a row
-        whose logits are all -inf gives NaN. With return_entropy or return_lse a `LinearLogpResult`
+        whose logits are all -inf gives NaN. With return_entropy or return_lse a `LogpResult`
         (log_prob, entropy, lse), None where not asked for; each is differentiable.
 
     Raises:
@@ -80,20 +71,14 @@ def linear_logp(
     With M = max z, S = sum exp(z - M) and T = sum exp(z - M) (z - M) over the vocabulary, log p =
     (z_t - M) - log S, the entropy is log S - T / S, and lse = M + log S.
     """
-    options = (temperature, softcap, logit_scale, mask, ignore_index)
-    if needs_autograd(hidden, weight, bias, temperature, softcap, logit_scale):
-        from rlk._ops import torch_linear_logp
+    arguments = locals()
+    if _core.needs_autograd(arguments):
+        from rlk._ops import torch_logp
 
-        log_prob, entropy, lse = torch_linear_logp.linear_logp(
-            hidden, weight, target, bias, options, stream, return_entropy, return_lse
-        )
-        if return_entropy or return_lse:
-            return LinearLogpResult(log_prob, entropy, lse)
-        return log_prob
-    result = _core.linear_logp_forward(
-        hidden, weight, target, bias, *options, stream, return_entropy, return_lse, False
-    )
-    return LinearLogpResult(*result[:3]) if return_entropy or return_lse else result
+        log_prob, *others = torch_logp.linear_logp(arguments)
+        return LogpResult(log_prob, *others) if return_entropy or return_lse else log_prob
+    result = _core.linear_logp_forward(arguments)
+    return LogpResult(*result[:3]) if return_entropy or return_lse else result
 
 
 class LinearLogpGrads(NamedTuple):
@@ -148,72 +133,13 @@ def linear_logp_backward(
     dz_j = grad_output (1[j = target] - p_j) + grad_lse p_j - grad_entropy p_j (log p_j + entropy),
     then times 1 / temperature, 1 - tanh^2 of the cap, and logit_scale.
     """
+    arguments = locals()
     needs = check_needs("linear_logp", needs, ("hidden", "weight", "bias"))
-    grads = _core.linear_logp_backward(
-        grad_output,
-        grad_entropy,
-        grad_lse,
-        hidden,
-        weight,
-        target,
-        bias,
-        temperature,
-        softcap,
-        logit_scale,
-        mask,
-        ignore_index,
-        stream,
-        None,
-        None,
-        None,
-        "hidden" in needs,
-        "weight" in needs,
-        "bias" in needs and bias is not None,
+    has_bias = "bias" in needs and bias is not None
+    return LinearLogpGrads(
+        *_core.linear_logp_backward(arguments, "hidden" in needs, "weight" in needs, has_bias)
     )
-    return LinearLogpGrads(*grads)
 
 
-def explain(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None = None,
-    *,
-    temperature: float | Tensor = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: Tensor | None = None,
-    ignore_index: int | None = -100,
-    return_entropy: bool = False,
-    return_lse: bool = False,
-    backward: bool = False,
-) -> Explanation:
-    """Which variant `linear_logp` would run for these arguments, and why; nothing is compiled.
-
-    Args:
-        backward: explain the backward in place of the forward: that of all outputs asked for.
-        Others: as `linear_logp`.
-
-    Raises:
-        rlk.InvalidArgument, rlk.Unsupported: as `linear_logp` would.
-
-    Example:
-        >>> print(rlk.jit.explain(hidden, weight, tokens))
-    """
-    return Explanation(
-        *_core.linear_logp_explain(
-            hidden,
-            weight,
-            target,
-            bias,
-            temperature,
-            softcap,
-            logit_scale,
-            mask,
-            ignore_index,
-            None,
-            return_entropy,
-            return_lse,
-            backward,
-        )
-    )
+def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
+    return _core.linear_logp_explain(arguments)

@@ -3,22 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlk import _core
-from rlk._ops.common import Explanation, Tensor, needs_autograd
-
-# target, temperature, softcap, logit_scale, mask, ignore_index
-LogpOptions = tuple[Any, Any, Any, Any, Any, Any]
-
-
-class LogpResult(NamedTuple):
-    """What `logp` returns where more than the log-prob is asked for, float32 ``[...]`` each; None
-    where not asked for."""
-
-    log_prob: Tensor  #: log p of the target
-    entropy: Tensor | None  #: -sum p log p over the vocabulary, in nats
-    lse: Tensor | None  #: log(sum exp z), of the logits that the softmax is taken of
+from rlk._ops.common import Arguments, LogpResult, Tensor
 
 
 def logp(
@@ -66,17 +54,13 @@ def logp(
     With M = max z, S = sum exp(z - M) and T = sum exp(z - M) (z - M) over the vocabulary, log p =
     (z_t - M) - log S, the entropy is log S - T / S, and lse = M + log S.
     """
-    options = (target, temperature, softcap, logit_scale, mask, ignore_index)
-    if needs_autograd(logits, temperature, softcap, logit_scale):
+    arguments = locals()
+    if _core.needs_autograd(arguments):
         from rlk._ops import torch_logp
 
-        result = torch_logp.logp(
-            logits, options, stream, return_entropy, return_lse, inplace_backward
-        )
-        return LogpResult(*result) if return_entropy or return_lse else result[0]
-    result = _core.logp_forward(
-        logits, *options, stream, return_entropy, return_lse, False, inplace_backward
-    )
+        log_prob, *others = torch_logp.logp(arguments)
+        return LogpResult(log_prob, *others) if return_entropy or return_lse else log_prob
+    result = _core.logp_forward(arguments)
     return LogpResult(*result[:3]) if return_entropy or return_lse else result
 
 
@@ -112,61 +96,8 @@ def logp_backward(
 
     The formula is that of `linear_logp_backward`'s dz.
     """
-    return _core.logp_backward(
-        grad_output,
-        grad_entropy,
-        grad_lse,
-        logits,
-        target,
-        temperature,
-        softcap,
-        logit_scale,
-        mask,
-        ignore_index,
-        stream,
-        None,
-        None,
-        None,
-        False,
-        None,
-        None,
-    )
+    return _core.logp_backward(locals())
 
 
-def explain_logp(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    temperature: float | Tensor = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: Tensor | None = None,
-    ignore_index: int | None = -100,
-    return_entropy: bool = False,
-    return_lse: bool = False,
-    backward: bool = False,
-) -> Explanation:
-    """Which variant `logp` would run for these arguments, and why; nothing is compiled.
-
-    Args:
-        backward: explain the backward in place of the forward: that of all outputs asked for.
-        Others: as `logp`.
-
-    Raises:
-        rlk.InvalidArgument, rlk.Unsupported: as `logp` would.
-
-    Example:
-        >>> print(rlk.jit.explain_logp(logits, tokens))
-    """
-    options = (target, temperature, softcap, logit_scale, mask, ignore_index)
-    return Explanation(
-        *_core.logp_explain(logits, *options, None, return_entropy, return_lse, backward)
-    )
-
-
-def explain_logp_of(
-    logits: Tensor, target: Tensor, mask: Any, options: dict[str, Any], backward: bool
-) -> Explanation:
-    names = ("temperature", "softcap", "logit_scale", "ignore_index")
-    given = {name: options[name] for name in names if name in options}
-    return explain_logp(logits, target, mask=mask, backward=backward, **given)
+def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
+    return _core.logp_explain(arguments)

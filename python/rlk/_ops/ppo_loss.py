@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rlk import _core
 from rlk._loss_options import NAMES, Resolved, resolve
 from rlk._metrics import Metrics, make_metrics
-from rlk._ops.common import Explanation, Tensor, needs_autograd
+from rlk._ops.common import Arguments, Tensor
 from rlk.errors import InvalidArgument, check_needs
 
 
@@ -98,7 +98,7 @@ def ppo_loss(
     The formulas, and where systems disagree, are in docs/ppo_loss.md.
     """
     call = make_call(log_probs, old_log_probs, advantages, loss_mask, options)
-    if needs_autograd(log_probs, call.entropy):
+    if _core.needs_autograd({"log_probs": log_probs, "entropy": call.entropy}):
         from rlk._ops import torch_ppo_loss
 
         return torch_ppo_loss.ppo_loss(call, stream)
@@ -137,26 +137,11 @@ def ppo_loss_backward(
     return gradients(call, grad_output, stream, needs)
 
 
-def explain_ppo_loss(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor | None = None,
-    **options: Any,
-) -> Explanation:
-    """Which variant `ppo_loss` would run for these arguments, and why; nothing is compiled.
-
-    Args:
-        All: as `ppo_loss`, but stream.
-
-    Raises:
-        rlk.InvalidArgument, rlk.Unsupported: as `ppo_loss` would.
-
-    Example:
-        >>> print(rlk.jit.explain_ppo_loss(log_probs, old, advantages, mask, use_dual_clip=True))
-    """
-    call = make_call(log_probs, old_log_probs, advantages, loss_mask, options)
-    return Explanation(*_core.ppo_loss_explain(call, call.options.core))
+def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
+    del arguments["backward"], arguments["stream"]
+    inputs = (arguments.pop(name) for name in Call._fields[:4])
+    call = make_call(*inputs, options=arguments)
+    return _core.ppo_loss_explain(call, call.options.core)
 
 
 class Call(NamedTuple):

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 from rlk import _core
 from rlk._loss_options import bounds, code
-from rlk._ops.common import Explanation, Tensor, needs_autograd
-from rlk._ops.logp import LogpOptions, explain_logp_of
-from rlk.errors import InvalidArgument, renamed, shape_of, text
-from rlk.losses import Bounds
+from rlk._ops.common import Arguments, Tensor, arguments_of, with_defaults
+from rlk.errors import fail, renamed, shape_of, text
 
 # What logp's arguments are called here.
 NAMES = {"logits": "policy_logits", "target": "action_ids", "mask": "attention_mask"}
@@ -76,27 +74,13 @@ def ratio_kl(
 
     k3 is Schulman's ("Approximating KL divergence", 2020), as GRPO takes it.
     """
-    call = make_call(
-        policy_logits,
-        ref_logits,
-        action_ids,
-        attention_mask,
-        old_logps,
-        ref_logps=ref_logps,
-        kl=kl,
-        kl_gradient=kl_gradient,
-        kl_clamp=kl_clamp,
-        log_ratio_clamp=log_ratio_clamp,
-        temperature=temperature,
-        softcap=softcap,
-        logit_scale=logit_scale,
-        ignore_index=ignore_index,
-    )
-    if needs_autograd(policy_logits, temperature, softcap, logit_scale):
+    arguments = locals()
+    call = make_call(arguments)
+    if _core.needs_autograd(arguments):
         from rlk._ops import torch_ratio_kl
 
-        return torch_ratio_kl.ratio_kl(call, stream)
-    return forward(call, stream, False)[0]
+        return torch_ratio_kl.ratio_kl(call, arguments)
+    return forward(call, False)[0]
 
 
 def ratio_kl_backward(
@@ -126,160 +110,83 @@ def ratio_kl_backward(
     Example:
         >>> grad = rlk.jit.ratio_kl_backward(-advantages, logits, ref_logits, tokens, mask, old)
     """
-    call = make_call(policy_logits, ref_logits, action_ids, attention_mask, old_logps, **options)
-    return gradients(call, grad_ratio, grad_kl, stream)
+    given = locals()
+    call = make_call(with_defaults("ratio_kl", ratio_kl, given, given.pop("options")))
+    _, saved = forward(call, True)
+    return gradient(grad_ratio, grad_kl, {**call.logp, **saved})
 
 
-def explain_ratio_kl(
-    policy_logits: Tensor,
-    ref_logits: Tensor | None,
-    action_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    old_logps: Tensor | None = None,
-    *,
-    backward: bool = False,
-    **options: Any,
-) -> Explanation:
-    """Which variant of `logp` would read the logits of these arguments of `ratio_kl`, and why.
-
-    Args:
-        backward: explain the backward in place of the forward.
-        Others: as `ratio_kl`; those that `logp` has not are not looked at.
-
-    Raises:
-        rlk.InvalidArgument, rlk.Unsupported: as `logp` would.
-
-    Example:
-        >>> print(rlk.jit.explain_ratio_kl(logits, ref_logits, tokens))
-    """
-    return explain_logp_of(policy_logits, action_ids, attention_mask, options, backward)
+def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
+    given = arguments_of("logp", arguments, NAMES)
+    return _core.logp_explain({**given, "backward": arguments["backward"]})
 
 
 class Call(NamedTuple):
-    """Arguments as the core takes them."""
+    """Arguments as the parts take them."""
 
-    policy_logits: Tensor
-    ref_logits: Tensor | None
+    logp: Arguments
+    ref: Arguments | None  #: of the reference's logp
     ref_logps: Tensor | None
     old_logps: Tensor
-    logp: LogpOptions
-    estimator: tuple[int, int, float, float, float]  # codes, clamps
-
-
-class Saved(NamedTuple):
-    """What a backward needs beside the logits and logp's options."""
-
-    row_max: Tensor
-    row_log_sum: Tensor
-    ratio_slope: Tensor
-    kl_slope: Tensor
+    estimator: tuple[int, int, float, float, float]  #: codes, clamps
 
 
 def expect_alike(op: str, policy_logits: Tensor, ref_logits: Tensor) -> None:
     """`logp` of each would take two vocabularies without a word."""
     expected, got = shape_of(policy_logits), shape_of(ref_logits)
     if expected is not None and got is not None and expected != got:
-        raise InvalidArgument(
-            f"{op}: ref_logits: expected shape {list(expected)} (that of policy_logits), "
-            f"got {list(got)}"
-        )
+        fail(op, "ref_logits", f"shape {list(expected)} (that of {{policy_logits}})", list(got))
 
 
-def make_call(
-    policy_logits: Tensor,
-    ref_logits: Tensor | None,
-    action_ids: Tensor,
-    attention_mask: Tensor | None,
-    old_logps: Tensor,
-    *,
-    ref_logps: Tensor | None = None,
-    kl: str = "k3",
-    kl_gradient: str = "pathwise",
-    kl_clamp: float = 20.0,
-    log_ratio_clamp: Bounds = 20.0,
-    temperature: float | Tensor = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    ignore_index: int | None = -100,
-) -> Call:
+def make_call(given: Arguments) -> Call:
+    ref_logits, ref_logps = given["ref_logits"], given["ref_logps"]
     if (ref_logits is None) == (ref_logps is None):
         got = "neither" if ref_logits is None else "both"
-        raise InvalidArgument(f"ratio_kl: ref_logits: expected it or ref_logps, got {got}")
+        fail("ratio_kl", "ref_logits", "it or {ref_logps}", got)
+    log_ratio_clamp, kl_clamp = given["log_ratio_clamp"], given["kl_clamp"]
     with renamed("ratio_kl", {}):
         low, high = bounds("log_ratio_clamp", log_ratio_clamp)
         _, most = bounds("kl_clamp", kl_clamp)
-    for name, good, least, value in (
-        ("log_ratio_clamp", low < high, "above 0", log_ratio_clamp),
-        ("kl_clamp", most >= 0 and not isinstance(kl_clamp, tuple), "from 0 up", kl_clamp),
-    ):
-        if not good:
-            raise InvalidArgument(f"ratio_kl: {name}: expected a number {least}, got {text(value)}")
+    if not low < high:
+        fail("ratio_kl", "log_ratio_clamp", "a number above 0", text(log_ratio_clamp))
+    if most < 0 or isinstance(kl_clamp, tuple):
+        fail("ratio_kl", "kl_clamp", "a number from 0 up", text(kl_clamp))
     with renamed("ratio_kl", {"kl_estimator": "kl"}):
-        codes = 1 + code("kl_estimator", kl), code("kl_gradient", kl_gradient)
-    logp = (action_ids, temperature, softcap, logit_scale, attention_mask, ignore_index)
-    estimator = (*codes, low, high, most)
-    return Call(policy_logits, ref_logits, ref_logps, old_logps, logp, estimator)
+        codes = 1 + code("kl_estimator", given["kl"]), code("kl_gradient", given["kl_gradient"])
+    logp = arguments_of("logp", given, NAMES)
+    ref = None if ref_logits is None else {**logp, "logits": ref_logits}
+    return Call(logp, ref, ref_logps, given["old_logps"], (*codes, low, high, most))
 
 
-def forward(call: Call, stream: int | None, needs_grad: bool) -> tuple[RatioKl, Saved | None]:
-    on_cuda = getattr(call.policy_logits, "is_cuda", False)
+def forward(call: Call, needs_grad: bool) -> tuple[RatioKl, Arguments]:
+    """The result, and what `gradient` needs beside logp's arguments."""
+    logits = call.logp["logits"]
+    on_cuda = getattr(logits, "is_cuda", False)
     with renamed("ratio_kl", NAMES, on_cuda):
-        found = _core.logp_forward(
-            call.policy_logits, *call.logp, stream, False, False, needs_grad, False
-        )
-    log_prob = found[0] if needs_grad else found
+        found = _core.logp_forward(call.logp, needs_grad)
+    log_prob, *saved = found if needs_grad else (found,)
     ref = call.ref_logps
-    if ref is None:
-        expect_alike("ratio_kl", call.policy_logits, call.ref_logits)
+    if call.ref is not None:
+        expect_alike("ratio_kl", logits, call.ref["logits"])
         with renamed("ratio_kl", REF_NAMES, on_cuda):
-            ref = _core.logp_forward(
-                call.ref_logits, *call.logp, stream, False, False, False, False
-            )
-    ids, _, _, _, mask, ignore_index = call.logp
+            ref = _core.logp_forward(call.ref)
     ratio, kl, *slopes = _core.ratio_kl_forward(
         log_prob,
         call.old_logps,
         ref,
-        ids,
-        mask,
-        ignore_index,
+        call.logp["target"],
+        call.logp["mask"],
+        call.logp["ignore_index"],
         *call.estimator,
-        stream,
+        call.logp["stream"],
         needs_grad,
     )
-    return RatioKl(ratio, kl), Saved(*found[3:], *slopes) if needs_grad else None
+    names = ("row_max", "row_log_sum", "ratio_slope", "kl_slope")
+    return RatioKl(ratio, kl), dict(zip(names, (*saved[2:], *slopes), strict=False))
 
 
-def gradient(
-    grad_ratio: Tensor | None,
-    grad_kl: Tensor | None,
-    policy_logits: Tensor,
-    logp: LogpOptions,
-    saved: Saved,
-    stream: int | None,
-) -> Tensor:
-    """Of policy_logits."""
-    grad = _core.ratio_kl_backward(grad_ratio, grad_kl, saved.ratio_slope, saved.kl_slope, stream)
-    return _core.logp_backward(
-        grad,
-        None,
-        None,
-        policy_logits,
-        *logp,
-        stream,
-        saved.row_max,
-        saved.row_log_sum,
-        None,
-        False,
-        None,
-        None,
-    )
-
-
-def gradients(
-    call: Call, grad_ratio: Tensor | None, grad_kl: Tensor | None, stream: int | None
-) -> Tensor:
-    """As `gradient`, with a forward of its own."""
-    _, saved = forward(call, stream, True)
-    assert saved is not None
-    return gradient(grad_ratio, grad_kl, call.policy_logits, call.logp, saved, stream)
+def gradient(grad_ratio: Tensor | None, grad_kl: Tensor | None, arguments: Arguments) -> Tensor:
+    """Of policy_logits, from logp's arguments and what a forward gave."""
+    slopes = (arguments["ratio_slope"], arguments["kl_slope"], arguments["stream"])
+    grad = _core.ratio_kl_backward(grad_ratio, grad_kl, *slopes)
+    return _core.logp_backward({**arguments, "grad_output": grad})

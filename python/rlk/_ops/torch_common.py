@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from rlk.errors import InvalidArgument, Unsupported
+from rlk._ops.common import PARAMETERS, Arguments
+from rlk.errors import Fault, Unsupported, fail
 
 
 class Gradients(torch.autograd.Function):
@@ -25,7 +26,7 @@ class Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         raise Unsupported(
-            f"{ctx.op}: backward: expected one derivative, got a second (create_graph=True)"
+            Fault(ctx.op, "backward", "one derivative", "a second (create_graph=True)")
         )
 
 
@@ -34,53 +35,58 @@ def once(op: str, compute: Callable[[], Any], *inputs: Any) -> Any:
     return Gradients.apply(op, compute, *inputs) if torch.is_grad_enabled() else compute()
 
 
-def expect_tensor(op: str, name: str, operand: Any) -> None:
-    if not isinstance(operand, torch.Tensor):
-        raise InvalidArgument(
-            f"{op}: {name}: expected a torch tensor where another argument is one that needs a "
-            f"gradient, got {type(operand).__name__}"
-        )
+def check_operands(op: str, arguments: Arguments, *names: str) -> list[Any]:
+    """The arguments that have gradients, where they are torch tensors (or None) that may have."""
+    operands = [arguments[name] for name in names]
+    for name, operand in zip(names, operands, strict=True):
+        if operand is not None and not isinstance(operand, torch.Tensor):
+            fail(
+                op,
+                name,
+                "a torch tensor where another argument is one that needs a gradient",
+                type(operand).__name__,
+            )
+    refuse_tangents(op, arguments, names)
+    return operands
 
 
-def refuse_tangents(op: str, **operands: Any) -> None:
+def refuse_tangents(op: str, arguments: Arguments, names: Iterable[str]) -> None:
     forward_ad = torch.autograd.forward_ad
     if getattr(forward_ad, "_current_level", -1) < 0:
         return
-    for name, operand in operands.items():
+    for name in names:
+        operand = arguments[name]
         if not isinstance(operand, torch.Tensor):
             continue
         if forward_ad.unpack_dual(operand).tangent is not None:
-            raise Unsupported(
-                f"{op}: {name}: expected a tensor without a tangent (no forward-mode "
-                "derivative is there), got one with it"
-            )
+            expected = "a tensor without a tangent (no forward-mode derivative is there)"
+            raise Unsupported(Fault(op, name, expected, "one with it"))
 
 
-def refuse_options(op: str, temperature: Any, softcap: Any, logit_scale: Any) -> None:
-    """Options through which a gradient would have to flow."""
-    refuse_tangents(op, temperature=temperature, softcap=softcap, logit_scale=logit_scale)
-    for name, value, what in (
-        ("temperature", temperature, "tensor"),
-        ("softcap", softcap, "number"),
-        ("logit_scale", logit_scale, "number"),
-    ):
+def refuse_options(op: str, arguments: Arguments) -> None:
+    """Options of logits through which a gradient would have to flow."""
+    numbers = {
+        name: "tensor" if kind == "number_per_row" else "number"
+        for name, (kind, _) in PARAMETERS["logp"].items()
+        if "number" in kind
+    }
+    refuse_tangents(op, arguments, numbers)
+    for name, what in numbers.items():
+        value = arguments[name]
         if isinstance(value, torch.Tensor) and value.requires_grad:
-            raise InvalidArgument(
-                f"{op}: {name}: expected a {what} that needs no gradient, got one that does"
-            )
+            fail(op, name, f"a {what} that needs no gradient", "one that does")
 
 
-def save(ctx: Any, policy_logits: Any, logp: tuple[Any, ...], saved: tuple[Any, ...]) -> None:
-    # Options are saved for their check alone: it refuses a backward after an in-place change.
-    tensors = [option for option in logp if isinstance(option, torch.Tensor)]
-    ctx.save_for_backward(policy_logits, *saved, *tensors)
-    ctx.logp = logp
+def save(ctx: Any, arguments: Arguments, **made: Any) -> None:
+    """Keeps arguments, and what a forward made, for `restored`.
+
+    Tensors are torch's to keep: it refuses a backward after an in-place change of one.
+    """
+    kept = {**arguments, **made}
+    ctx.names = [name for name, value in kept.items() if isinstance(value, torch.Tensor)]
+    ctx.plain = {name: value for name, value in kept.items() if name not in ctx.names}
+    ctx.save_for_backward(*(kept[name] for name in ctx.names))
 
 
-def apply(function: Any, op: str, call: Any, stream: int | None) -> Any:
-    """The autograd function of an op of policy_logits."""
-    expect_tensor(op, "policy_logits", call.policy_logits)
-    _, temperature, softcap, logit_scale, *_ = call.logp
-    refuse_tangents(op, policy_logits=call.policy_logits)
-    refuse_options(op, temperature, softcap, logit_scale)
-    return function.apply(call.policy_logits, call, stream)
+def restored(ctx: Any) -> Arguments:
+    return {**ctx.plain, **dict(zip(ctx.names, ctx.saved_tensors, strict=True))}

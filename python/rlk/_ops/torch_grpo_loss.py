@@ -7,19 +7,18 @@ from typing import Any
 
 import torch
 
-from rlk._ops.grpo_loss import Call, GrpoLoss, Saved, forward, gradient, result, scaled
-from rlk._ops.torch_common import apply, once, save
+from rlk._ops.common import Arguments
+from rlk._ops.grpo_loss import Call, GrpoLoss, forward, gradient, result, scaled
+from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
 
 
 class _GrpoLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, policy_logits: Any, call: Call, stream: Any) -> Any:
-        loss, figures, saved, made = forward(call, stream, True)
+    def forward(ctx: Any, policy_logits: Any, call: Call) -> Any:
+        loss, figures, saved, made = forward(call, True)
         # The gradient for an upstream of 1, which is what a loss mostly gets.
-        ctx.gradient = (
-            made if made is not None else gradient(policy_logits, call.logp, saved, stream)
-        )
-        save(ctx, policy_logits, call.logp, saved)
+        ctx.gradient = made if made is not None else gradient({**call.logp, **saved})
+        save(ctx, call.logp, **saved)
         ctx.mark_non_differentiable(figures)
         ctx.set_materialize_grads(False)
         return loss, figures
@@ -27,18 +26,19 @@ class _GrpoLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Any, *_: Any) -> Any:
         if upstream is None:
-            return None, None, None
-        policy_logits, *saved = ctx.saved_tensors[:6]
+            return None, None
+        arguments = {**restored(ctx), "stream": None}
         # Handed out once: whoever got it may write to it.
         made, ctx.gradient = ctx.gradient, None
 
         def compute() -> Any:
-            parts = scaled(Saved(*saved), upstream)
-            return gradient(policy_logits, ctx.logp, parts, None, made, upstream)
+            return gradient(scaled(arguments, upstream), made, upstream)
 
-        return once("grpo_loss", compute, upstream, policy_logits), None, None
+        return once("grpo_loss", compute, upstream, arguments["logits"]), None
 
 
-def grpo_loss(call: Call, stream: int | None) -> GrpoLoss:
+def grpo_loss(call: Call, arguments: Arguments) -> GrpoLoss:
     """`rlk.jit.grpo_loss` where policy_logits need a gradient."""
-    return result(*apply(_GrpoLoss, "grpo_loss", call, stream))
+    (policy_logits,) = check_operands("grpo_loss", arguments, "policy_logits")
+    refuse_options("grpo_loss", arguments)
+    return result(*_GrpoLoss.apply(policy_logits, call))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autograd of logp for torch tensors. Imported at the first call that needs a gradient."""
+"""Autograd of linear_logp and logp for torch tensors. Imported at the first call that needs it."""
 
 from __future__ import annotations
 
@@ -8,74 +8,96 @@ from typing import Any
 import torch
 
 from rlk import _core
-from rlk._ops.logp import LogpOptions
-from rlk._ops.torch_common import expect_tensor, once, refuse_options, refuse_tangents
-from rlk.errors import InvalidArgument, Unsupported
+from rlk._ops.common import Arguments
+from rlk._ops.torch_common import (
+    check_operands,
+    once,
+    refuse_options,
+    restored,
+    save,
+)
+from rlk.errors import Fault, Unsupported, fail
+
+
+class _LinearLogp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, arguments: Arguments) -> Any:
+        return _forward(ctx, _core.linear_logp_forward, arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        arguments = _backward_arguments(ctx, upstream)
+        if arguments is None:
+            return (None,) * 4
+
+        def compute() -> Any:
+            return _core.linear_logp_backward(arguments, *ctx.needs_input_grad[:3])
+
+        operands = (arguments[name] for name in ("hidden", "weight", "bias"))
+        return *once("linear_logp", compute, *upstream, *operands), None
 
 
 class _Logp(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Any,
-        options: LogpOptions,
-        stream: Any,
-        return_entropy: bool,
-        return_lse: bool,
-        in_place: bool,
-    ) -> Any:
-        log_prob, entropy, lse, row_max, row_log_sum = _core.logp_forward(
-            logits, *options, stream, return_entropy, return_lse, True, in_place
-        )
-        # Saved for their check alone: it refuses a backward after an in-place change.
-        tensors = [option for option in options if isinstance(option, torch.Tensor)]
-        ctx.save_for_backward(logits, row_max, row_log_sum, entropy, *tensors)
-        ctx.options, ctx.in_place = options, in_place
-        ctx.set_materialize_grads(False)  # an output that the loss has not stays without a gradient
-        return log_prob, entropy, lse
+    def forward(ctx: Any, logits: Any, arguments: Arguments) -> Any:
+        return _forward(ctx, _core.logp_forward, arguments)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Any, grad_entropy: Any, grad_lse: Any) -> Any:
-        if grad_output is None and grad_entropy is None and grad_lse is None:
-            return (None,) * 6
-        logits, row_max, row_log_sum, entropy, *_ = ctx.saved_tensors
-        upstream = (grad_output, grad_entropy, grad_lse)
-        saved = (row_max, row_log_sum, entropy)
-
-        def compute() -> Any:
-            inputs: Any = (*upstream, logits, *ctx.options, None, *saved, ctx.in_place, None, None)
-            return _core.logp_backward(*inputs)
-
-        if ctx.in_place and torch.is_grad_enabled():
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        arguments = _backward_arguments(ctx, upstream)
+        if arguments is None:
+            return None, None
+        logits, in_place = arguments["logits"], arguments["inplace_backward"]
+        if in_place and torch.is_grad_enabled():
             raise Unsupported(
-                "logp: inplace_backward: expected a backward without create_graph=True, which "
-                "needs the logits again"
+                Fault(
+                    "logp",
+                    "inplace_backward",
+                    "a backward without create_graph=True, which needs the logits again",
+                )
             )
-        grad = once("logp", compute, *upstream, logits)
-        if ctx.in_place:
+        grad = once("logp", lambda: _core.logp_backward(arguments), *upstream, logits)
+        if in_place:
             # Whoever saved the logits is told that they are gone: torch raises there.
             torch.autograd.graph.increment_version(logits)
             grad = logits.detach()
-        return grad, None, None, None, None, None
+        return grad, None
 
 
-def logp(
-    logits: Any,
-    options: LogpOptions,
-    stream: Any,
-    return_entropy: bool,
-    return_lse: bool,
-    in_place: bool,
-) -> Any:
+def _forward(ctx: Any, forward: Any, arguments: Arguments) -> Any:
+    log_prob, entropy, lse, row_max, row_log_sum = forward(arguments, True)
+    # The entropy is saved as an output: its gradient needs it.
+    save(ctx, arguments, row_max=row_max, row_log_sum=row_log_sum, entropy=entropy)
+    ctx.set_materialize_grads(False)  # an output that the loss has not stays without a gradient
+    return log_prob, entropy, lse
+
+
+def _backward_arguments(ctx: Any, upstream: tuple[Any, ...]) -> Arguments | None:
+    """None where no output has a gradient."""
+    if all(grad is None for grad in upstream):
+        return None
+    names = ("grad_output", "grad_entropy", "grad_lse")
+    return {**restored(ctx), **dict(zip(names, upstream, strict=True)), "stream": None}
+
+
+def linear_logp(arguments: Arguments) -> Any:
     """(log_prob, entropy, lse), None where not asked for."""
-    expect_tensor("logp", "logits", logits)
-    _, temperature, softcap, logit_scale, *_ = options
-    refuse_tangents("logp", logits=logits)
-    refuse_options("logp", temperature, softcap, logit_scale)
-    result = _Logp.apply(logits, options, stream, return_entropy, return_lse, in_place)
-    if in_place and logits.requires_grad and logits.is_leaf:  # the core has seen that it is a flag
-        raise InvalidArgument(
-            "logp: inplace_backward: expected logits that an operation made, got a leaf, whose "
-            "values would become its gradient"
+    operands = check_operands("linear_logp", arguments, "hidden", "weight", "bias")
+    refuse_options("linear_logp", arguments)
+    return _LinearLogp.apply(*operands, arguments)
+
+
+def logp(arguments: Arguments) -> Any:
+    """(log_prob, entropy, lse), None where not asked for."""
+    (logits,) = check_operands("logp", arguments, "logits")
+    refuse_options("logp", arguments)
+    result = _Logp.apply(logits, arguments)
+    # By now the core has seen that it is a flag.
+    if arguments["inplace_backward"] and logits.requires_grad and logits.is_leaf:
+        fail(
+            "logp",
+            "inplace_backward",
+            "logits that an operation made",
+            "a leaf, whose values would become its gradient",
         )
     return result

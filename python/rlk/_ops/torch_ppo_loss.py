@@ -10,7 +10,7 @@ import torch
 from rlk import _core
 from rlk._metrics import make_metrics
 from rlk._ops.ppo_loss import Call, PpoLoss, forward
-from rlk._ops.torch_common import expect_tensor, once, refuse_tangents
+from rlk._ops.torch_common import check_operands, once, refuse_tangents
 
 
 def _scaled(upstream: Any, saved: Any, of: Any) -> Any:
@@ -49,8 +49,9 @@ class _PpoLoss(torch.autograd.Function):
 
 def ppo_loss(call: Call, stream: int | None) -> PpoLoss:
     """`rlk.jit.ppo_loss` where log_probs or entropy need a gradient."""
-    expect_tensor("ppo_loss", "log_probs", call.log_probs)
-    refuse_tangents("ppo_loss", log_probs=call.log_probs, entropy=call.entropy)
+    given = call._asdict()
+    check_operands("ppo_loss", given, "log_probs")
+    refuse_tangents("ppo_loss", given, ("entropy",))
     written: list[Any] = []  # beside autograd, which would look at each as at an output
     loss = _PpoLoss.apply(call.log_probs, call.entropy, call, stream, written)
     return PpoLoss(loss, make_metrics(*written))

@@ -7,33 +7,33 @@ from typing import Any
 
 import torch
 
-from rlk._ops.ratio_kl import Call, RatioKl, Saved, forward, gradient
-from rlk._ops.torch_common import apply, once, save
+from rlk._ops.common import Arguments
+from rlk._ops.ratio_kl import Call, RatioKl, forward, gradient
+from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
 
 
 class _RatioKl(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, policy_logits: Any, call: Call, stream: Any) -> Any:
-        found, saved = forward(call, stream, True)
-        assert saved is not None
-        save(ctx, policy_logits, call.logp, saved)
+    def forward(ctx: Any, policy_logits: Any, call: Call) -> Any:
+        found, saved = forward(call, True)
+        save(ctx, call.logp, **saved)
         ctx.set_materialize_grads(False)  # an output that the loss has not stays without a gradient
         return tuple(found)
 
     @staticmethod
-    def backward(ctx: Any, grad_ratio: Any, grad_kl: Any) -> Any:
-        if grad_ratio is None and grad_kl is None:
-            return None, None, None
-        policy_logits, *saved = ctx.saved_tensors[:5]
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        if all(grad is None for grad in upstream):
+            return None, None
+        arguments = {**restored(ctx), "stream": None}
 
         def compute() -> Any:
-            parts = Saved(*saved)
-            return gradient(grad_ratio, grad_kl, policy_logits, ctx.logp, parts, None)
+            return gradient(*upstream, arguments)
 
-        upstream = (grad_ratio, grad_kl)
-        return once("ratio_kl", compute, *upstream, policy_logits), None, None
+        return once("ratio_kl", compute, *upstream, arguments["logits"]), None
 
 
-def ratio_kl(call: Call, stream: int | None) -> RatioKl:
+def ratio_kl(call: Call, arguments: Arguments) -> RatioKl:
     """`rlk.jit.ratio_kl` where policy_logits need a gradient."""
-    return RatioKl(*apply(_RatioKl, "ratio_kl", call, stream))
+    (policy_logits,) = check_operands("ratio_kl", arguments, "policy_logits")
+    refuse_options("ratio_kl", arguments)
+    return RatioKl(*_RatioKl.apply(policy_logits, call))

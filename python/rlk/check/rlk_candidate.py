@@ -39,7 +39,7 @@ def rlk_candidate(
         backward = _as_tuple(backward)
 
     def describe(arguments: Mapping[str, Any]) -> Mapping[str, str]:
-        explained = _explain(jit, spec)(**arguments)
+        explained = jit.explain(function, **arguments)
         if explained.variant != variant:
             raise Failure("other_variant", f"expected {variant}, got {explained.variant}")
         return {"name": explained.kernel, "key": explained.key, "variant": explained.variant}
@@ -79,15 +79,11 @@ def _as_tuple(backward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _explain(jit: Any, spec: OpSpec) -> Any:
-    return jit.explain if spec.name == "linear_logp" else getattr(jit, f"explain_{spec.name}")
-
-
 def _target(spec: OpSpec, candidate: Candidate, jit: Any) -> str:
     """What kernels are compiled for, from the name of one; nothing is compiled here."""
     inputs = spec.build(spec.suite("float32", True, 0)[0])
-    explain = _explain(jit, spec)
-    kernel: str = explain(**candidate.framework.give_all(spec.arguments(inputs))).kernel
+    given = candidate.framework.give_all(spec.arguments(inputs))
+    kernel: str = jit.explain(getattr(jit, spec.name), **given).kernel
     return kernel.rpartition("@")[2]
 
 

@@ -60,7 +60,7 @@ RLK_INLINE VecU16 narrow_float16(VecF x) {
 }
 #endif
 
-// Bytes of an element of type code `type` (CpuType).
+// Bytes of an element of type code `type`.
 RLK_INLINE __INT64_TYPE__ size_of(__INT64_TYPE__ type) { return type == 1 ? 4 : 2; }
 
 RLK_INLINE VecF load_vector(const void* p, __INT64_TYPE__ type) {

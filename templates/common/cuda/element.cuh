@@ -3,20 +3,9 @@
 #pragma once
 
 #include "common/cuda/ptx.cuh"
+#include "common/type_codes.h"
 
 namespace rlk {
-
-// Codes of types: constants of templates and fields of arguments. Integers (bool too) have codes
-// kSigned or kUnsigned plus their size in bytes.
-enum TypeCode : int {
-  kNone = 0,
-  kFloat32 = 1,
-  kBfloat16 = 2,
-  kFloat16 = 3,
-  kFloat64 = 4,
-  kSigned = 16,
-  kUnsigned = 32,
-};
 
 // The storage type with a code: Type, float conversions, storing of two elements side by side in
 // shared memory and (16 bits) the matrix instruction.

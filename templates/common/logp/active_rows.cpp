@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compacts the rows of a call: mask and ignore_index are gone after this.
-#include "templates/common/logp/active_rows.hpp"
+#include "templates/common/logp/host.hpp"
 
 #include "runtime/error.hpp"
 #include "runtime/read_values.hpp"
-#include "templates/common/logp/check.hpp"
 
+#include <cstring>
 #include <limits>
 #include <optional>
 
@@ -23,8 +23,8 @@ std::optional<std::vector<std::int64_t>> kept_rows(const LogpCallBase& call,
   const auto apply = [&](const auto& mask) {
     for (std::size_t row = 0; row < mask.size(); ++row) {
       if (mask[row] != 0 && mask[row] != 1) {
-        throw InvalidArgument("{}: mask: expected 0 or 1, got {} in row {}", call.op->name,
-                              mask[row], row);
+        throw InvalidArgument(Fault{std::string(call.op->name), "mask", "0 or 1",
+                                    fmt::format("{} in row {}", mask[row], row)});
       }
       if (mask[row] == 0) keep[row] = false;
     }
@@ -55,9 +55,10 @@ void expect_targets_in_range(const LogpCallBase& call, const ActiveRows& active,
   for (std::size_t i = 0; i < active.target.size(); ++i) {
     const auto id = active.target[i];
     if (id >= 0 && id < vocab) continue;
-    throw InvalidArgument("{}: target: expected ids in [0, {}), got {} in row {}", call.op->name,
-                          vocab, id,
-                          active.rows.empty() ? static_cast<std::int64_t>(i) : active.rows[i]);
+    const auto row = active.rows.empty() ? static_cast<std::int64_t>(i) : active.rows[i];
+    throw InvalidArgument(Fault{std::string(call.op->name), "target",
+                                fmt::format("ids in [0, {})", vocab),
+                                fmt::format("{} in row {}", id, row)});
   }
 }
 
@@ -91,10 +92,10 @@ ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int6
   if (call.temperature.present()) {
     active.inverse_temperature = read_floats(call.temperature);
     if (kept) gather(active.inverse_temperature, *kept);
-    for (float& value : active.inverse_temperature) value = inverse_temperature(call, value);
-  } else if (call.temperature_value != 1.0) {
+    for (float& value : active.inverse_temperature) value = inverse_of(call, value, "temperature");
+  } else if (call.temperature.value != 1.0) {
     active.inverse_temperature.assign(active.target.size(),
-                                      inverse_temperature(call, call.temperature_value));
+                                      inverse_of(call, call.temperature.value, "temperature"));
   }
   if (call.pass == jit::Pass::bwd) {
     const auto read = [&](const Tensor& grad) {
@@ -108,6 +109,23 @@ ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int6
     active.grad_lse = read(call.grad_lse);
   }
   return active;
+}
+
+void zero(const Tensor& dense) {
+  if (!dense.present()) return;
+  std::memset(dense.data, 0,
+              static_cast<std::size_t>(dense.num_elements()) * size_bytes(dense.dtype));
+}
+
+void zero_results(const LogpCallBase& call) {
+  for (const Tensor* result :
+       {&call.log_prob, &call.row_max, &call.row_log_sum, &call.entropy, &call.lse}) {
+    zero(*result);
+  }
+}
+
+std::int64_t vector_lanes(Target level) {
+  return level == Target::x86_64_v4 ? 16 : level == Target::x86_64_v3 ? 8 : 4;
 }
 
 }  // namespace rlk

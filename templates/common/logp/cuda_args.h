@@ -14,7 +14,7 @@ constexpr int kLogpLeaf = 192;
 struct LogpCudaArray {
   const void* data;
   long long stride;
-  int type;  // a TypeCode of common/cuda/element.cuh
+  int type;  // a TypeCode
 };
 
 // What dZ of a row is made of: p * -(all + log_p * log p), plus `target` in the target's column.

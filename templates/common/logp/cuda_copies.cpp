@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fills the arguments that a row's values come in.
-#include "templates/common/logp/cuda_copies.hpp"
-
-#include "templates/common/logp/check.hpp"
+#include "templates/common/logp/host.hpp"
 
 #include <cstdint>
 
 namespace rlk {
 namespace {
-
-float* floats(const Tensor& tensor) {
-  return tensor.present() ? static_cast<float*>(tensor.data) : nullptr;
-}
 
 // Moves 16 bytes at a time where rows are made of such.
 void widen(LogpCudaCopy& copy) {
@@ -50,7 +44,7 @@ void* LogpCudaCopies::add(Arena& arena, const Tensor& tensor, int num_axes, Int6
 
 LogpCudaArray LogpCudaCopies::per_row(Arena& arena, const Tensor& tensor) {
   if (!tensor.present()) return {};
-  const int type = cuda_type(tensor.dtype);
+  const int type = type_code(tensor.dtype);
   if (const auto stride = flat_stride(tensor.dims(), tensor.steps())) {
     return {tensor.data, *stride, type};
   }
@@ -68,20 +62,11 @@ void LogpCudaCopies::set_rows(Arena& arena, const LogpCallBase& call, LogpCudaRo
   rows.mask = per_row(arena, call.mask);
   rows.temperature = per_row(arena, call.temperature);
   if (!call.temperature.present()) {
-    rows.inverse_temperature = inverse_temperature(call, call.temperature_value);
+    rows.inverse_temperature = inverse_of(call, call.temperature.value, "temperature");
   }
-  if (call.softcap) {
-    rows.softcap = static_cast<float>(*call.softcap);
-    rows.inverse_softcap = inverse_softcap(call, *call.softcap);
-  }
-  rows.logit_scale = static_cast<float>(call.logit_scale);
   rows.has_ignore_index = call.ignore_index.has_value();
   rows.ignore_index = call.ignore_index.value_or(0);
-  rows.logp = floats(call.log_prob);
-  rows.row_max = floats(call.row_max);
-  rows.row_log_sum = floats(call.row_log_sum);
-  rows.entropy = floats(call.entropy);
-  rows.lse = floats(call.lse);
+  set_logit_options(rows, call);
 }
 
 }  // namespace rlk

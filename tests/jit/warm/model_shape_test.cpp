@@ -5,6 +5,7 @@
 #include "runtime/error.hpp"
 #include "tests/support/temp_dir.hpp"
 #include "tests/support/what.hpp"
+#include "templates/registry.hpp"
 
 #include <gtest/gtest.h>
 
@@ -22,12 +23,12 @@ class ModelShapeTest : public ::testing::Test {
     return folder_ / name;
   }
   ModelShape read(const std::string& text, const ShapeOptions& options = {}) const {
-    return read_model_shape(write(text), options);
+    return read_model_shape(write(text), templates::ops(), options);
   }
   // The message without the file's name in front.
   std::string refused(const std::string& text) const {
     const std::string file = write(text);
-    const std::string message = what<InvalidArgument>([&] { read_model_shape(file); });
+    const std::string message = what<InvalidArgument>([&] { read_model_shape(file, templates::ops()); });
     const std::string front = "model: " + file + ": ";
     EXPECT_TRUE(message.starts_with(front)) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos);
@@ -38,11 +39,11 @@ class ModelShapeTest : public ::testing::Test {
 };
 
 TEST_F(ModelShapeTest, Sizes) {
-  EXPECT_EQ(read_model_shape("V=128256,D=4096"), (ModelShape{128256, 4096}));
-  EXPECT_EQ(read_model_shape("D=64,V=7"), (ModelShape{7, 64}));
+  EXPECT_EQ(read_model_shape("V=128256,D=4096", templates::ops()), (ModelShape{128256, 4096}));
+  EXPECT_EQ(read_model_shape("D=64,V=7", templates::ops()), (ModelShape{7, 64}));
   for (const char* word : {"V=", "V=1", "D=4", "V=0,D=1", "V=1,D=-1", "V=1,D=2,V=3", "V=1,D=2x",
                            "V=1,,D=2", "V=1,D=2,", "V=1,X=2", "V=99999999999,D=1", "V=1,D=1e3"}) {
-    const auto message = what<InvalidArgument>([&] { read_model_shape(word); });
+    const auto message = what<InvalidArgument>([&] { read_model_shape(word, templates::ops()); });
     EXPECT_TRUE(message.starts_with("model: " + std::string(word) + ": expected V=128256,D=4096"))
         << message;
   }
@@ -50,8 +51,8 @@ TEST_F(ModelShapeTest, Sizes) {
 
 TEST_F(ModelShapeTest, AFileOrItsFolder) {
   const auto file = write(R"({"vocab_size": 128256, "hidden_size": 4096})");
-  EXPECT_EQ(read_model_shape(file), (ModelShape{128256, 4096}));
-  EXPECT_EQ(read_model_shape(folder_.path()), (ModelShape{128256, 4096}));
+  EXPECT_EQ(read_model_shape(file, templates::ops()), (ModelShape{128256, 4096}));
+  EXPECT_EQ(read_model_shape(folder_.path(), templates::ops()), (ModelShape{128256, 4096}));
 }
 
 TEST_F(ModelShapeTest, OldNames) {
@@ -85,8 +86,8 @@ TEST_F(ModelShapeTest, NestedTextModels) {
 }
 
 ModelShape with(ModelShape shape, double logit_scale, std::optional<double> softcap = {}) {
-  shape.logit_scale = logit_scale;
-  shape.softcap = softcap;
+  if (logit_scale != 1) shape.numbers["logit_scale"] = logit_scale;
+  if (softcap) shape.numbers["softcap"] = *softcap;
   return shape;
 }
 
@@ -138,18 +139,18 @@ TEST_F(ModelShapeTest, LogitsThatMeanNothing) {
 }
 
 TEST_F(ModelShapeTest, LogitsWithoutAFile) {
-  EXPECT_EQ(read_model_shape("V=7,D=64,softcap=30"), with({7, 64}, 1, 30));
-  EXPECT_EQ(read_model_shape("V=7,softcap=2.5,logit_scale=-0.0625,D=64"),
+  EXPECT_EQ(read_model_shape("V=7,D=64,softcap=30", templates::ops()), with({7, 64}, 1, 30));
+  EXPECT_EQ(read_model_shape("V=7,softcap=2.5,logit_scale=-0.0625,D=64", templates::ops()),
             with({7, 64}, -0.0625, 2.5));
   for (const char* word : {"V=7,D=8,softcap=0", "V=7,D=8,softcap=", "V=7,D=8,softcap=inf",
                            "V=7,D=8,softcap=1,softcap=2", "V=7,D=8,logit_scale=x"}) {
-    EXPECT_NE(what<InvalidArgument>([&] { read_model_shape(word); }), "") << word;
+    EXPECT_NE(what<InvalidArgument>([&] { read_model_shape(word, templates::ops()); }), "") << word;
   }
 }
 
 TEST_F(ModelShapeTest, EntropyIsAnOption) {
-  EXPECT_FALSE(read_model_shape("V=7,D=8").entropy);
-  EXPECT_TRUE(read_model_shape("V=7,D=8", {.num_shards = 1, .vocab = {}, .entropy = true}).entropy);
+  EXPECT_FALSE(read_model_shape("V=7,D=8", templates::ops()).entropy);
+  EXPECT_TRUE(read_model_shape("V=7,D=8", templates::ops(), {.num_shards = 1, .vocab = {}, .entropy = true}).entropy);
 }
 
 TEST_F(ModelShapeTest, ShardsAndResizedVocabularies) {
@@ -158,9 +159,9 @@ TEST_F(ModelShapeTest, ShardsAndResizedVocabularies) {
   EXPECT_EQ(read(text, {.num_shards = 1, .vocab = 128264}), (ModelShape{128264, 4096}));
   EXPECT_EQ(read(R"({"hidden_size": 4096})", {.num_shards = 2, .vocab = 100}),
             (ModelShape{50, 4096}));
-  EXPECT_EQ(read_model_shape("V=10,D=2", {.num_shards = 1, .vocab = 12}), (ModelShape{12, 2}));
+  EXPECT_EQ(read_model_shape("V=10,D=2", templates::ops(), {.num_shards = 1, .vocab = 12}), (ModelShape{12, 2}));
   EXPECT_EQ(what<InvalidArgument>(
-                [] { read_model_shape("V=50257,D=768", {.num_shards = 8, .vocab = {}}); }),
+                [] { read_model_shape("V=50257,D=768", templates::ops(), {.num_shards = 8, .vocab = {}}); }),
             "model: V=50257,D=768: expected a vocabulary that 8 shards divide, got 50257; give the "
             "padded size by --vocab");
 }
@@ -191,7 +192,7 @@ TEST_F(ModelShapeTest, WhatIsNoConfiguration) {
             "meta/llama");
   std::filesystem::remove(folder_ / "config.json");
   write(adapter, "adapter_config.json");
-  EXPECT_NE(what<InvalidArgument>([&] { read_model_shape(folder_.path()); }).find("LoRA"),
+  EXPECT_NE(what<InvalidArgument>([&] { read_model_shape(folder_.path(), templates::ops()); }).find("LoRA"),
             std::string::npos);
 }
 
@@ -224,7 +225,7 @@ TEST_F(ModelShapeTest, ASizeThatIsNestedOrHuge) {
 }
 
 TEST_F(ModelShapeTest, NoSuchFile) {
-  EXPECT_EQ(what<InvalidArgument>([] { read_model_shape("no/such"); }),
+  EXPECT_EQ(what<InvalidArgument>([] { read_model_shape("no/such", templates::ops()); }),
             "model: no/such: expected a config.json, a folder that holds one, or V=128256,D=4096; "
             "there is no no/such");
 }

@@ -15,7 +15,7 @@ operands = tensors()
 logp = rlk.jit.linear_logp(*operands)
 grads = rlk.jit.linear_logp_backward(torch.ones(32, device=DEVICE), *operands)
 bits = [hashlib.sha256(t.float().cpu().numpy().tobytes()).hexdigest() for t in (logp, *grads[:2])]
-explained = rlk.jit.explain(*operands)
+explained = rlk.jit.explain(rlk.jit.linear_logp, *operands)
 report(bits=bits, kernel=explained.kernel, variant=explained.variant)
 """
 

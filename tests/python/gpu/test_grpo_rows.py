@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """grpo_loss of many rows, whose gradient is made in one look: the bits of the parts it stands for.
 
-Each test asks `explain_grpo_loss` first that its call is of that way.
+Each test asks `explain` first that its call is of that way.
 """
 
 import numpy as np
@@ -72,7 +72,7 @@ def at_once(b, upstream=1.0, **options):
     options = chosen(options, b)
     q = b.but(policy=b.policy.detach().requires_grad_())
     arguments = q.arguments(options)
-    told = rlk.jit.explain_grpo_loss(*arguments, backward=True, **options)
+    told = rlk.jit.explain(rlk.jit.grpo_loss, *arguments, backward=True, **options)
     assert told.kernel.startswith("grpo_loss."), told
     found = rlk.jit.grpo_loss(*arguments, **options)
     (grad,) = torch.autograd.grad(found.loss * upstream, q.policy)
@@ -265,9 +265,9 @@ def test_errors_name_the_arguments():
 
 def test_few_rows_are_left_to_the_parts():
     b = Batch(1000, rows=8)
-    told = rlk.jit.explain_grpo_loss(*b.arguments({}), backward=True, **GROUPS)
+    told = rlk.jit.explain(rlk.jit.grpo_loss, *b.arguments({}), backward=True, **GROUPS)
     assert told.kernel.startswith("logp.")
     b = Batch(1000)
     for options in ({"policy_loss": "gspo"}, {"entropy_coef": 0.1}):
-        told = rlk.jit.explain_grpo_loss(*b.arguments({}), backward=True, **GROUPS, **options)
+        told = rlk.jit.explain(rlk.jit.grpo_loss, *b.arguments({}), backward=True, **GROUPS, **options)
         assert told.kernel.startswith("logp."), options

@@ -36,7 +36,7 @@ def tile_names() -> list[str]:
 
 def tile_of(p: Problem) -> str:
     """The tile of the kernel that a call runs."""
-    found = re.search(r" tile=(\S+)]", rlk.jit.explain(*p.operands).kernel)
+    found = re.search(r" tile=(\S+)]", rlk.jit.explain(rlk.jit.linear_logp, *p.operands).kernel)
     return found.group(1) if found else tile_names()[0]
 
 
@@ -116,7 +116,7 @@ def test_tune_stores_what_later_processes_take(tmp_path):
         for rows in (1, 100, 1000):
             operands = tensors({VOCAB}, {DIM}, rows)
             rlk.jit.linear_logp(*operands)
-            names.append(rlk.jit.explain(*operands).kernel)
+            names.append(rlk.jit.explain(rlk.jit.linear_logp, *operands).kernel)
         report(names=names)
         """,
         RLK_CACHE_DIR=str(tmp_path),

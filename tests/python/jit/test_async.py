@@ -20,10 +20,10 @@ def test_the_specialized_kernel_takes_over_with_the_same_bits(environment):
         """
         import rlk
         first = call(300, 40, 20)
-        found = [rlk.jit.explain(*operands(300, 40, 20)).variant]
+        found = [rlk.jit.explain(rlk.jit.linear_logp, *operands(300, 40, 20)).variant]
         assert rlk.jit.wait() and rlk.jit.wait(0)
         later = call(300, 40, 20)
-        found.append(rlk.jit.explain(*operands(300, 40, 20)).variant)
+        found.append(rlk.jit.explain(rlk.jit.linear_logp, *operands(300, 40, 20)).variant)
         report(same=first == later, found=found)
         """,
         **environment,

@@ -81,7 +81,7 @@ def test_generic_only():
     p = problem(3, 8, 706)
     info = counted(p.logp)
     assert (info.compiles, info.fallbacks) == (0, 0)  # as asked for is no fallback
-    assert rlk.jit.explain(*p.operands).variant == "generic"
+    assert rlk.jit.explain(rlk.jit.linear_logp, *p.operands).variant == "generic"
     generic = p.logp()
     rlk.jit.configure(specialize=True)
     assert counted(p.logp).compiles == 1
@@ -118,7 +118,7 @@ def test_levels():
     for level in host_levels():
         rlk.jit.configure(arch=level)
         assert rlk.jit.settings()["arch"] == level
-        assert rlk.jit.explain(*p.operands).kernel.endswith(f"@{level}")
+        assert rlk.jit.explain(rlk.jit.linear_logp, *p.operands).kernel.endswith(f"@{level}")
         logp = p.logp()
         np.testing.assert_allclose(logp, p.reference().forward().value, atol=2e-5)
 
@@ -237,13 +237,13 @@ def test_a_value_of_a_wrong_type(change, message):
 
 def test_explain_before_and_after():
     p = problem(3, 8, 711)
-    before = rlk.jit.explain(*p.operands)
+    before = rlk.jit.explain(rlk.jit.linear_logp, *p.operands)
     assert before.kernel.startswith("linear_logp.fwd[x=f32 V=711 D=8]@x86-64-v")
     assert (before.variant, before.source) == ("specialized", "compile")
     assert len(before.key) == 32
-    assert counted(lambda: rlk.jit.explain(*p.operands))[:4] == (0, 0, 0, 0)
+    assert counted(lambda: rlk.jit.explain(rlk.jit.linear_logp, *p.operands))[:4] == (0, 0, 0, 0)
     p.logp()
-    after = rlk.jit.explain(*p.operands)
+    after = rlk.jit.explain(rlk.jit.linear_logp, *p.operands)
     assert (after.variant, after.source) == ("specialized", "loaded")
     assert (after.kernel, after.key) == (before.kernel, before.key)
     assert after.kernel in str(after)
@@ -252,16 +252,16 @@ def test_explain_before_and_after():
 
 def test_explain_the_backward():
     p = problem(3, 8, 711)
-    backward = rlk.jit.explain(*p.operands, backward=True)
+    backward = rlk.jit.explain(rlk.jit.linear_logp, *p.operands, backward=True)
     assert backward.kernel.startswith("linear_logp.bwd[x=f32 V=711 D=8]@")
-    assert backward.key != rlk.jit.explain(*p.operands).key
+    assert backward.key != rlk.jit.explain(rlk.jit.linear_logp, *p.operands).key
 
 
 def test_explain_what_lies_in_the_cache(tmp_path):
     ended = run_python(
         """
         import rlk
-        explained = rlk.jit.explain(*operands())
+        explained = rlk.jit.explain(rlk.jit.linear_logp, *operands())
         report(explained=explained)
         """,
         RLK_CACHE_DIR=str(tmp_path),
@@ -269,7 +269,7 @@ def test_explain_what_lies_in_the_cache(tmp_path):
     assert ended.report["explained"][3] == "compile"
     run_python("call()", RLK_CACHE_DIR=str(tmp_path))
     ended = run_python(
-        "import rlk; report(explained=rlk.jit.explain(*operands()))", RLK_CACHE_DIR=str(tmp_path)
+        "import rlk; report(explained=rlk.jit.explain(rlk.jit.linear_logp, *operands()))", RLK_CACHE_DIR=str(tmp_path)
     )
     assert ended.report["explained"][3] == "cache"
     assert ended.report["disk_hits"] == 0
@@ -278,22 +278,22 @@ def test_explain_what_lies_in_the_cache(tmp_path):
 def test_explain_a_fallback():
     p = problem(3, 8, 712)
     rlk.jit.configure(policy="off")
-    before = rlk.jit.explain(*p.operands)
+    before = rlk.jit.explain(rlk.jit.linear_logp, *p.operands)
     assert (before.variant, before.source) == ("generic", "cache")
     assert "RLK_JIT=off" in before.reason
     rlk.jit.configure(log="error")
     p.logp()
-    after = rlk.jit.explain(*p.operands)
+    after = rlk.jit.explain(rlk.jit.linear_logp, *p.operands)
     assert (after.variant, after.source, after.key) == ("generic", "loaded", before.key)
     assert "RLK_JIT=off" in after.reason
 
 
 def test_options_do_not_change_the_key():
     p = problem(3, 8, 713, bias="float32")
-    key = rlk.jit.explain(*p.operands).key
-    assert rlk.jit.explain(*p.operands, temperature=0.5, mask=np.ones(3), ignore_index=7).key == key
+    key = rlk.jit.explain(rlk.jit.linear_logp, *p.operands).key
+    assert rlk.jit.explain(rlk.jit.linear_logp, *p.operands, temperature=0.5, mask=np.ones(3), ignore_index=7).key == key
     rlk.jit.configure(num_threads=1, log="info")
-    assert rlk.jit.explain(*p.operands).key == key
+    assert rlk.jit.explain(rlk.jit.linear_logp, *p.operands).key == key
 
 
 def test_the_version():

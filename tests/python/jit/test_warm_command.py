@@ -90,9 +90,9 @@ def test_kernels_follow_what_the_model_does_to_its_logits(cache, tmp_path):
     rlk.jit.configure(cache_dir=cache, policy="off", arch=LEVEL)
     p = problem(3, 24, 40)
     for options in ({}, {"softcap": 30.0}):
-        found = rlk.jit.explain(*p.operands, **options)
+        found = rlk.jit.explain(rlk.jit.linear_logp, *p.operands, **options)
         assert (found.variant, found.source) == ("specialized", "cache")
-    assert rlk.jit.explain(*p.operands, logit_scale=0.5).variant == "generic"
+    assert rlk.jit.explain(rlk.jit.linear_logp, *p.operands, logit_scale=0.5).variant == "generic"
 
 
 def test_json_tells_the_models(cache):

@@ -10,7 +10,7 @@ THREE = "report(logp=[call(), call(51), call()], variant=variant(), llvm=maps_ll
 VARIANT = """
 def variant():
     import rlk
-    return rlk.jit.explain(*operands()).variant
+    return rlk.jit.explain(rlk.jit.linear_logp, *operands()).variant
 """
 
 

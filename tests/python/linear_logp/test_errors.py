@@ -31,8 +31,8 @@ def refused(message: str, *, explained: bool = False, **changed) -> None:
     calls = [
         lambda: jit.linear_logp(**given),
         lambda: jit.linear_logp_backward(upstream, **given),
-        lambda: jit.explain(**given),
-        lambda: jit.explain(**given, backward=True),
+        lambda: jit.explain(rlk.jit.linear_logp, **given),
+        lambda: jit.explain(rlk.jit.linear_logp, **given, backward=True),
     ]
     for call in calls if explained else calls[:2]:
         with pytest.raises(rlk.InvalidArgument, match=f"^linear_logp: {message}$"):
@@ -326,11 +326,11 @@ def test_classes_of_errors():
 def test_explain_refuses_what_a_call_refuses():
     for backward in (False, True):
         with pytest.raises(rlk.InvalidArgument, match="linear_logp: hidden: expected shape"):
-            rlk.jit.explain(
+            rlk.jit.explain(rlk.jit.linear_logp,
                 np.array(1, np.float32), zeros(VOCAB, 1), np.array(1), backward=backward
             )
         with pytest.raises(rlk.InvalidArgument, match="linear_logp: temperature"):
-            rlk.jit.explain(**arguments(temperature=-1), backward=backward)
+            rlk.jit.explain(rlk.jit.linear_logp, **arguments(temperature=-1), backward=backward)
 
 
 def test_options_are_by_name():
@@ -418,7 +418,7 @@ def test_switches(name, wrong):
     given = {**arguments(), name: wrong}
     expected = rf"^linear_logp: {name}: expected True or False, got {re.escape(repr(wrong))}$"
     with pytest.raises(rlk.InvalidArgument, match=expected):
-        rlk.jit.explain(**given)
+        rlk.jit.explain(rlk.jit.linear_logp, **given)
     if name != "backward":
         with pytest.raises(rlk.InvalidArgument, match=expected):
             rlk.jit.linear_logp(**given)

@@ -81,14 +81,14 @@ def test_the_target_and_the_variants(device, dtype):
     p = whole(dtype)
     short = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]
     for backward, name in ((False, "fwd"), (True, "bwd")):
-        explained = jit.explain(*p.operands, backward=backward)
+        explained = jit.explain(rlk.jit.linear_logp, *p.operands, backward=backward)
         assert explained.variant == "specialized"
         _, dim, vocab = SIZES[device]
         assert explained.kernel.startswith(f"linear_logp.{name}[x={short} V={vocab} D={dim}")
         assert explained.kernel.endswith(f"@{devices.expected_target()}")
     rlk.jit.configure(specialize=False)
-    assert jit.explain(*p.operands).variant == "generic"
-    assert jit.explain(*p.operands).kernel.endswith(f"@{devices.expected_target()}")
+    assert jit.explain(rlk.jit.linear_logp, *p.operands).variant == "generic"
+    assert jit.explain(rlk.jit.linear_logp, *p.operands).kernel.endswith(f"@{devices.expected_target()}")
 
 
 @on_cpu_alone
@@ -96,7 +96,7 @@ def test_the_target_and_the_variants(device, dtype):
 def test_a_row_has_the_same_bits_on_every_level_and_any_threads(level, dtype):
     p = whole(dtype)
     want = results(p)  # specialized, all rows, all threads
-    assert f"@{level}" in rlk.jit.explain(*p.operands).kernel
+    assert f"@{level}" in rlk.jit.explain(rlk.jit.linear_logp, *p.operands).kernel
     check_batches(p, want)
     for threads in (1, 2, 5):
         rlk.jit.configure(num_threads=threads)

@@ -73,7 +73,7 @@ def test_specialized(device, dtype):
     sizes = {"cpu": (9, 24, 300), "cuda": (33, DIM, VOCAB)}[device]
     p = problem(*sizes, dtype, bias="float32")
     check_all_outputs(p, **OPTIONS)
-    explained = jit.explain(*p.operands, **OPTIONS, return_entropy=True)
+    explained = jit.explain(rlk.jit.linear_logp, *p.operands, **OPTIONS, return_entropy=True)
     assert explained.variant == "specialized"
     assert "softcap=yes logit_scale=yes entropy=yes" in explained.kernel
 
@@ -100,11 +100,11 @@ def test_odd_vocabularies_with_all_logits_far_below_zero(vocab):
 def test_an_option_left_out_is_not_in_the_kernel():
     p = problem()
     rlk.jit.configure(specialize=True)
-    plain = jit.explain(*p.operands).kernel
+    plain = jit.explain(rlk.jit.linear_logp, *p.operands).kernel
     assert not any(word in plain for word in ("softcap", "logit_scale", "entropy"))
     for options in ({"return_lse": True}, {"logit_scale": 1}, {"softcap": None}):
-        assert jit.explain(*p.operands, **options).kernel == plain
-    backward = jit.explain(*p.operands, return_entropy=True, backward=True).kernel
+        assert jit.explain(rlk.jit.linear_logp, *p.operands, **options).kernel == plain
+    backward = jit.explain(rlk.jit.linear_logp, *p.operands, return_entropy=True, backward=True).kernel
     assert "linear_logp.bwd" in backward
     assert "entropy=yes" in backward
 
@@ -114,7 +114,7 @@ def test_what_is_returned():
     assert isinstance(p.logp(), np.ndarray)
     for entropy, lse in ((True, False), (False, True), (True, True)):
         found = p.logp(return_entropy=entropy, return_lse=lse)
-        assert isinstance(found, rlk.jit.LinearLogpResult)
+        assert isinstance(found, rlk.jit.LogpResult)
         assert found._fields == FIELDS
         assert (found.entropy is not None) == entropy
         assert (found.lse is not None) == lse
@@ -152,7 +152,7 @@ def test_generic_and_specialized_give_the_same_bits(device):
         for specialize in (False, True):
             rlk.jit.configure(specialize=specialize)
             found.append((*everything(p, **options), p.logp(**options), *p.grads(**options)))
-        assert jit.explain(*p.operands, **options).variant == "specialized"
+        assert jit.explain(rlk.jit.linear_logp, *p.operands, **options).variant == "specialized"
         for generic, specialized in zip(*found, strict=True):
             assert same_bits(generic, specialized)
 

@@ -32,7 +32,7 @@ def test_specialized(device, dtype):
     sizes = {"cpu": (72, 1203), "cuda": (DIM, VOCAB)}[device]
     p = problem(33, *sizes, dtype, bias="float32")
     check(p)
-    assert jit.explain(*p.operands).variant == "specialized"
+    assert jit.explain(rlk.jit.linear_logp, *p.operands).variant == "specialized"
 
 
 # Around the widths of lanes, panels, leaves and blocks of every level, of tiles and warps. Padding

@@ -158,7 +158,7 @@ def test_specialized_is_generic(device, options, dtype):
         before = rlk.jit.cache_info().fallbacks
         assert same((*run(p, **options), p.logp(**options)), want)
         assert rlk.jit.cache_info().fallbacks == before
-        explained = jit.explain_logp(p.logits, p.target, **options, backward=True)
+        explained = jit.explain(rlk.jit.logp, p.logits, p.target, **options, backward=True)
         assert f"V={vocab}" in explained.kernel
         assert explained.variant == "specialized"
 

@@ -320,4 +320,4 @@ def test_boundaries_of_several_lengths_and_unknown_options():
     with pytest.raises(rlk.InvalidArgument, match=r"^group_advantages: group_boundaries: expected"):
         rlk.jit.group_advantages(rewards, group_boundaries=[[0], [1, 6]])
     with pytest.raises(TypeError, match=r"^group_advantages: groups: expected"):
-        rlk.jit.explain_group_advantages(rewards, groups=2)
+        rlk.jit.explain(rlk.jit.group_advantages, rewards, groups=2)

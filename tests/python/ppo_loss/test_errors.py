@@ -60,7 +60,7 @@ def test_unknown_options():
             with pytest.raises(TypeError, match=message):
                 call(**{name: 0.2})
     with pytest.raises(TypeError, match=r"^ppo_loss: clip_ratio: expected"):
-        rlk.jit.explain_ppo_loss(b.log_probs, b.old, b.advantages, clip_ratio=0.2)
+        rlk.jit.explain(rlk.jit.ppo_loss, b.log_probs, b.old, b.advantages, clip_ratio=0.2)
 
 
 def test_names_elsewhere_lead_to_options():

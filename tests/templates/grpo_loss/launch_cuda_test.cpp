@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The launch of grpo_loss: arguments, rows of a multiprocessor, what is kept of them, workspace.
 #include "templates/grpo_loss/cuda_args.h"
-#include "templates/grpo_loss/launch.hpp"
 #include "templates/grpo_loss/op.hpp"
 #include "tests/templates/common/launch_fixture.hpp"
 

@@ -259,7 +259,7 @@ TEST_F(LaunchCudaBackwardTest, EveryTargetAndTypeKeepsToItsSharedMemory) {
       unsigned most = 0;
       for (const CudaStep& step : all) most = std::max(most, step.shared_bytes);
       EXPECT_EQ(static_cast<int>(most),
-                linear_logp_cuda_shared_bytes(cuda_type(dtype), target, k_bwd, 0))
+                linear_logp_cuda_shared_bytes(type_code(dtype), target, k_bwd, 0))
           << name(target);
       EXPECT_LE(static_cast<int>(most), shared_limit_bytes(target)) << name(target);
       expect_sound_workspace(all, workspace_, dtype);

@@ -204,7 +204,7 @@ TEST_F(LaunchCudaCopiesTest, ValuesARowOfMoreThanOneStrideAreCopiedFirst) {
     EXPECT_EQ(copy.rows, nullptr) << i;
     EXPECT_EQ(array.data, copy.to) << i;
     EXPECT_EQ(array.stride, 1) << i;
-    EXPECT_EQ(array.type, cuda_type(given.dtype)) << i;
+    EXPECT_EQ(array.type, type_code(given.dtype)) << i;
   }
   EXPECT_EQ(all[5].copy.from, call.hidden.data);
   EXPECT_EQ(all[5].copy.rows, args.rows);
@@ -274,8 +274,9 @@ TEST_F(LaunchCudaCopiesTest, EveryOperandMayNeedACopy) {
   LinearLogpCall call = make(wanted);
   // Two leading axes that no one stride walks.
   call.hidden = view(tensor(call.hidden.dtype, {10, 100, 63}), {70000, 64, 1});
-  for (Tensor* each : {&call.target, &call.mask, &call.temperature, &call.grad_output,
-                       &call.grad_entropy, &call.grad_lse}) {
+  for (Tensor* each : std::initializer_list<Tensor*>{&call.target, &call.mask, &call.temperature,
+                                                     &call.grad_output, &call.grad_entropy,
+                                                     &call.grad_lse}) {
     *each = view(tensor(each->dtype, {10, 100}), {128, 1});
   }
   run(call, wanted);

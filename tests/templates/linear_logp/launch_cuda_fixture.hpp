@@ -3,7 +3,7 @@
 #pragma once
 
 #include "templates/linear_logp/cuda_plan.hpp"
-#include "templates/linear_logp/launch_cuda.hpp"
+#include "templates/linear_logp/op.hpp"
 #include "tests/templates/common/launch_fixture.hpp"
 
 #include <optional>

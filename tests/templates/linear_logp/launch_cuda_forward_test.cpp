@@ -83,8 +83,8 @@ TEST_F(LaunchCudaForwardTest, OptionsReachTheKernels) {
   EXPECT_EQ(args.target.type, 32 + 2);
   EXPECT_EQ(args.has_ignore_index, 1);
   EXPECT_EQ(args.ignore_index, 7);
-  call.temperature = {};
-  call.temperature_value = 0.3;
+  call.temperature = Tensor();
+  call.temperature.value = 0.3;
   fake_.launches.clear();
   run(call, wanted);
   EXPECT_EQ(steps()[1].args.inverse_temperature, 1.0f / static_cast<float>(0.3));
@@ -148,8 +148,8 @@ TEST_F(LaunchCudaForwardTest, EveryTargetAndTypeKeepsToItsSharedMemory) {
   for (const Target target : cuda_targets()) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const auto all = run(CudaCase{.dtype = dtype, .target = target});
-      const int most = linear_logp_cuda_shared_bytes(cuda_type(dtype), target, jit::Pass::fwd, 0);
-      if (linear_logp_uses_sm90_loop(cuda_type(dtype), target)) continue;
+      const int most = linear_logp_cuda_shared_bytes(type_code(dtype), target, jit::Pass::fwd, 0);
+      if (linear_logp_uses_sm90_loop(type_code(dtype), target)) continue;
       EXPECT_EQ(static_cast<int>(all[0].shared_bytes), most) << name(target);
       EXPECT_LE(most, shared_limit_bytes(target)) << name(target);
       const unsigned tile_rows = dtype == DType::f32 ? 64 : 256;

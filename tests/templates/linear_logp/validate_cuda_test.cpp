@@ -85,7 +85,8 @@ TEST_F(ValidateCudaTest, InactiveRowsMayHoldAnything) {
   run(call_, case_);
   EXPECT_EQ(names(), "main merge");
   target_ = {0, -5, 3, -5};
-  call_.mask = call_.temperature = {};
+  call_.mask = Tensor();
+  call_.temperature = Tensor();
   call_.ignore_index = -5;
   run(call_, case_);
 }

@@ -132,7 +132,7 @@ TEST_F(LaunchLogpCopiesTest, ValuesARowOfMoreThanOneStrideAreCopiedFirst) {
       EXPECT_EQ(copy.rows, nullptr) << i;
       EXPECT_EQ(array.data, copy.to) << i;
       EXPECT_EQ(array.stride, 1) << i;
-      EXPECT_EQ(array.type, cuda_type(given.dtype)) << i;
+      EXPECT_EQ(array.type, type_code(given.dtype)) << i;
     }
     expect_sound_workspace(all, workspace_);
 

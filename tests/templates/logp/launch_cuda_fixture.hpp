@@ -3,7 +3,6 @@
 #pragma once
 
 #include "templates/logp/cuda_args.h"
-#include "templates/logp/launch.hpp"
 #include "templates/logp/op.hpp"
 #include "tests/templates/common/launch_fixture.hpp"
 

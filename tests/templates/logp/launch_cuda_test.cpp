@@ -86,8 +86,8 @@ TEST_F(LaunchLogpTest, OptionsReachTheKernel) {
   EXPECT_EQ(args.entropy, call.entropy.data);
   EXPECT_EQ(args.lse, call.lse.data);
   EXPECT_EQ(all[0].shared_bytes, 6u * 12) << "a third float a leaf";
-  call.temperature = {};
-  call.temperature_value = 0.3;
+  call.temperature = Tensor();
+  call.temperature.value = 0.3;
   EXPECT_EQ(run(call)[0].args.inverse_temperature, 1.0f / static_cast<float>(0.3));
 }
 

@@ -280,7 +280,7 @@ TEST_F(LaunchPpoLossTest, WhatIsNotDenseOfItsTypeIsCopiedFirst) {
     EXPECT_EQ(all[i].stream, k_stream);
     EXPECT_EQ(pack.from, wanted.tensor.data);
     EXPECT_EQ(pack.to, wanted.to);
-    EXPECT_EQ(pack.type, cuda_type(wanted.tensor.dtype));
+    EXPECT_EQ(pack.type, type_code(wanted.tensor.dtype));
     EXPECT_EQ(pack.to_kind, wanted.kind);
     EXPECT_EQ(pack.rows, wanted.rows);
     EXPECT_EQ(pack.cols, wanted.cols);

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops' tables of parameters, and whether a call's arguments need torch's autograd.
+#include "jit/op.hpp"
+#include "python/bind/module.hpp"
+#include "templates/registry.hpp"
+
+#include <pybind11/pybind11.h>
+
+namespace rlk::bind {
+namespace {
+
+py::object default_of(const jit::Parameter& parameter) {
+  switch (parameter.kind) {
+    case jit::Kind::number:
+    case jit::Kind::number_per_row:
+      return py::float_(parameter.by_default);
+    case jit::Kind::optional_index:
+      return py::int_(static_cast<std::int64_t>(parameter.by_default));
+    case jit::Kind::flag:
+      return py::bool_(false);
+    default:
+      return py::none();
+  }
+}
+
+py::list ops() {
+  py::list names;
+  for (const jit::Op* op : templates::ops()) names.append(py::str(std::string(op->name)));
+  return names;
+}
+
+// (name, kind, default) of each parameter of the op.
+py::list parameters(const std::string& op_name) {
+  py::list all;
+  for (const jit::Parameter& parameter : templates::find_op(op_name)->parameters) {
+    all.append(py::make_tuple(py::str(std::string(parameter.name)),
+                              py::str(std::string(jit::name(parameter.kind))),
+                              default_of(parameter)));
+  }
+  return all;
+}
+
+// A member of the module `torch`, once that is imported and complete; a new reference that stays.
+PyObject* torch_member(const char* path, const char* name) {
+  PyObject* const module = PyImport_GetModule(py::str(path).ptr());
+  if (module == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  PyObject* const member = PyObject_GetAttrString(module, name);
+  Py_DECREF(module);
+  if (member == nullptr) PyErr_Clear();
+  return member;
+}
+
+// Whether one of the arguments is a torch tensor that needs a gradient here, or may carry a
+// tangent. A call with torch tensors has imported torch; rlk never does.
+bool needs_autograd(const py::dict& arguments) {
+  static PyObject* tensor_type = nullptr;
+  static PyObject* is_grad_enabled = nullptr;
+  static PyObject* forward_ad = nullptr;
+  static PyObject* const level_name = PyUnicode_InternFromString("_current_level");
+  static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+  if (forward_ad == nullptr) {
+    if (tensor_type == nullptr) tensor_type = torch_member("torch", "Tensor");
+    if (tensor_type == nullptr) return false;
+    if (is_grad_enabled == nullptr) is_grad_enabled = torch_member("torch", "is_grad_enabled");
+    if (is_grad_enabled == nullptr) return false;
+    forward_ad = torch_member("torch.autograd", "forward_ad");
+    if (forward_ad == nullptr) return false;
+  }
+  // Within forward_ad.dual_level() or torch.func.jvp a tensor may carry a tangent. The level has no
+  // public name; a torch without it is taken to be outside.
+  const auto level = py::reinterpret_steal<py::object>(PyObject_GetAttr(forward_ad, level_name));
+  if (!level) PyErr_Clear();
+  const bool may_have_tangents = level && PyLong_AsLong(level.ptr()) >= 0;
+  if (!may_have_tangents) {
+    const auto enabled =
+        py::reinterpret_steal<py::object>(PyObject_CallNoArgs(is_grad_enabled));
+    if (!enabled) throw py::error_already_set();
+    if (enabled.ptr() != Py_True) return false;
+  }
+  PyObject *name = nullptr, *value = nullptr;
+  Py_ssize_t at = 0;
+  while (PyDict_Next(arguments.ptr(), &at, &name, &value)) {
+    if (!PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(tensor_type))) continue;
+    if (may_have_tangents) return true;
+    const auto needs = py::reinterpret_steal<py::object>(PyObject_GetAttr(value, requires_grad));
+    if (!needs) throw py::error_already_set();
+    if (needs.ptr() == Py_True) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void bind_parameter_tables(py::module_& module) {
+  module.def("ops", ops);
+  module.def("parameters", parameters, py::arg("op"));
+  module.def("needs_autograd", needs_autograd, py::arg("arguments"));
+}
+
+}  // namespace rlk::bind

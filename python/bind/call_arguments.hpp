@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stage 1 of every op: a dictionary of Python's arguments into the fields of a call, by the op's
+// table of parameters.
+#pragma once
+
+#include "jit/op.hpp"
+#include "python/bind/call_stream.hpp"
+
+#include <pybind11/pybind11.h>
+
+#include <span>
+#include <vector>
+
+namespace rlk::bind {
+
+// What a bound call needs besides: the framework of its first tensor, and what its tensors point to
+// where that is not the caller's own.
+struct BoundArguments {
+  Framework framework;
+  std::vector<py::object> owners;
+};
+
+// Binds the parameters of `op`, the first of which tells device and framework, and the argument
+// "stream". An argument that the dictionary lacks keeps the field's value. Throws InvalidArgument,
+// Unsupported.
+BoundArguments bind_call(const jit::Op& op, const py::dict& arguments, jit::OpCall& call);
+
+// Binds more of them; the call has its op, device and stream.
+void bind_parameters(std::span<const jit::Parameter> parameters, const py::dict& arguments,
+                     jit::OpCall& call, BoundArguments& bound);
+
+// Throws InvalidArgument for what is no truth value.
+bool bind_flag(py::handle object, const ArgumentName& name);
+
+// A flag of the dictionary; false where it is absent.
+bool flag_of(const py::dict& arguments, const char* name, const jit::OpCall& call);
+
+}  // namespace rlk::bind

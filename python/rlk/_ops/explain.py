@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernel a call of any op would run."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from rlk._ops import group_advantages, grpo_loss, linear_logp, logp, ppo_loss, ratio_kl
+from rlk._ops.common import Explanation
+from rlk.errors import fail, text
+
+_MODULES = (linear_logp, logp, ratio_kl, grpo_loss, ppo_loss, group_advantages)
+#: What each public function would run, by its arguments.
+_EXPLAINED = {
+    getattr(module, name): module.explain
+    for module in _MODULES
+    for name in (module.__name__.rpartition(".")[2],)
+}
+
+
+def explain(op: Any, /, *arguments: Any, backward: bool = False, **options: Any) -> Explanation:
+    """Which variant a call of an op would run, and why; nothing is compiled.
+
+    Args:
+        op: `linear_logp`, `logp`, `ratio_kl`, `grpo_loss`, `ppo_loss` or `group_advantages`. Of
+            the ops that are made of others, what reads the policy's logits is explained.
+        arguments, options: as that op takes them.
+        backward: explain the backward in place of the forward: that of all outputs asked for.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as the call would.
+        TypeError: arguments that the op does not take.
+
+    Example:
+        >>> print(rlk.jit.explain(rlk.jit.linear_logp, hidden, weight, tokens))
+    """
+    found = _EXPLAINED.get(op) if callable(op) else None
+    if found is None:
+        names = ", ".join(f"rlk.jit.{known.__name__}" for known in _EXPLAINED)
+        fail("explain", "op", names, text(op) if not hasattr(op, "shape") else type(op).__name__)
+    bound = inspect.signature(op).bind_partial(*arguments, **options)
+    # What only says where and how the call runs, or is not looked at, may be absent.
+    missing = dict.fromkeys(inspect.signature(op).parameters)
+    bound.apply_defaults()
+    given = {**missing, **bound.arguments}
+    more = given.pop("options", {})
+    return Explanation(*found({**given, **more, "backward": backward}))

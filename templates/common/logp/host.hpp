@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// How host code of every log-prob op brings the rows of a call to its kernels, on both backends.
+#pragma once
+
+#include "runtime/cuda/driver.hpp"
+#include "templates/common/cuda_memory.hpp"
+#include "templates/common/logp/call.hpp"
+#include "templates/common/logp/cuda_args.h"
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace rlk {
+
+// --- CPU ------------------------------------------------------------------------------------------
+
+// The rows of a call: which are active, where they lie, and their values. All vectors are over the
+// active rows in ascending order.
+struct ActiveRows {
+  std::int64_t num_rows = 0;  // of the call, inactive ones included
+  std::int64_t num_active = 0;
+  std::vector<std::int64_t> rows;     // empty: all are active
+  std::vector<std::int64_t> offsets;  // in the matrix; empty: row * row_stride
+  std::int64_t row_stride = 0;
+  std::vector<std::int64_t> target;
+  std::vector<float> inverse_temperature;           // empty: 1
+  std::vector<float> grad, grad_entropy, grad_lse;  // backward; empty: 0
+};
+
+// `matrix` is [..., columns]; only its shape and strides are looked at. Throws InvalidArgument,
+// naming the row, on a target outside [0, V), a temperature that is not above 0 or a mask that is
+// neither 0 nor 1; the first two in active rows only.
+ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int64_t vocab);
+
+template <class T>
+const T* data_or_null(const std::vector<T>& values) {
+  return values.empty() ? nullptr : values.data();
+}
+
+// Fills what the arguments of all CPU kernels have by the same names. They point into `active`.
+template <class Args>
+void set_rows(Args& args, const LogpCallBase& call, const ActiveRows& active) {
+  args.rows = data_or_null(active.rows);
+  args.target = active.target.data();
+  args.inverse_temperature = data_or_null(active.inverse_temperature);
+  args.grad = data_or_null(active.grad);
+  args.grad_entropy = data_or_null(active.grad_entropy);
+  args.grad_lse = data_or_null(active.grad_lse);
+  set_logit_options(args, call);
+}
+
+// Zeroes the forward's results, whatever lay there; an absent one stays.
+void zero_results(const LogpCallBase& call);
+void zero(const Tensor& dense);
+
+// Floats of a vector of the level.
+std::int64_t vector_lanes(Target level);
+
+// --- CUDA -----------------------------------------------------------------------------------------
+
+// The values per row of a call as kernels read them: in place where one stride tells where they
+// lie, else copied first.
+class LogpCudaCopies {
+ public:
+  // Everything of a call but `rows`, `error` and `op`, and sizes of the matrix.
+  void set_rows(Arena& arena, const LogpCallBase& call, LogpCudaRows& rows);
+
+  // A copy of `tensor` [num_axes axes..., cols] with rows of `pitch` elements.
+  void* add(Arena& arena, const Tensor& tensor, int num_axes, Int64 cols, Int64 col_stride,
+            Int64 pitch);
+
+  std::size_t size() const { return num_copies_; }
+  std::span<const LogpCudaCopy> all() const { return {copies_.data(), num_copies_}; }
+  LogpCudaCopy& last() { return copies_[num_copies_ - 1]; }
+
+ private:
+  LogpCudaArray per_row(Arena& arena, const Tensor& tensor);
+
+  // target, mask, temperature, three gradients; two matrices
+  std::array<LogpCudaCopy, 8> copies_{};
+  std::size_t num_copies_ = 0;
+};
+
+// RLK_VALIDATE=sync: looks at the values of a call on the host before the launch; `matrix` and
+// `vocab` as in active_rows. Waits for the call's stream, then throws what the CPU would. Throws
+// Unsupported while the stream is being captured.
+void validate_logp_cuda(runtime::cuda::Driver& driver, const LogpCallBase& call,
+                        const Tensor& matrix, std::int64_t vocab);
+
+}  // namespace rlk
