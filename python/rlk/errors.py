@@ -94,7 +94,7 @@ def text(value: object) -> str:
 
 def fail(op: str, argument: str, expected: str, got: Any) -> NoReturn:
     """Raises InvalidArgument."""
-    raise InvalidArgument(Fault(op, argument, expected, got))
+    raise InvalidArgument(Fault(op, argument, expected, str(got)))
 
 
 @contextmanager

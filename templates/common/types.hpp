@@ -2,7 +2,7 @@
 // How host code names element types to kernels, and storage types in a kernel's name.
 #pragma once
 
-#include "jit/parameter.hpp"
+#include "jit/op.hpp"
 #include "runtime/dtype.hpp"
 #include "templates/common/type_codes.h"
 

@@ -24,13 +24,19 @@ def arguments_of(op: str, given: Arguments, names: Mapping[str, str]) -> Argumen
     return {name: given[by] for name, by in own.items() if by in given}
 
 
+def no_option(op: str, name: str, here: str | None = None) -> TypeError:
+    """The error for an option that does not exist; `here`: what it is called here, if anything."""
+    hint = f"see help(rlk.jit.{op})" if here is None else f"here it is {here}"
+    return TypeError(f"{op}: {name}: expected an option that exists; {hint}")
+
+
 def with_defaults(op: str, function: Any, given: Arguments, options: Arguments) -> Arguments:
     """What `function` would be given: its keywords' defaults, then `options`, which are some of
     these, then what is in `given`."""
     defaults = function.__kwdefaults__
     for name in options:
         if name not in defaults:
-            raise TypeError(f"{op}: {name}: expected an option that exists; see help(rlk.jit.{op})")
+            raise no_option(op, name)
     return {**defaults, **options, **given}
 
 

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from rlk._ops import group_advantages, grpo_loss, linear_logp, logp, ppo_loss, ratio_kl
-from rlk._ops.common import Explanation
+from rlk._ops.common import Explanation, no_option
 from rlk.errors import fail, text
 
 _MODULES = (linear_logp, logp, ratio_kl, grpo_loss, ppo_loss, group_advantages)
@@ -39,10 +39,13 @@ def explain(op: Any, /, *arguments: Any, backward: bool = False, **options: Any)
     if found is None:
         names = ", ".join(f"rlk.jit.{known.__name__}" for known in _EXPLAINED)
         fail("explain", "op", names, text(op) if not hasattr(op, "shape") else type(op).__name__)
-    bound = inspect.signature(op).bind_partial(*arguments, **options)
-    # What only says where and how the call runs, or is not looked at, may be absent.
-    missing = dict.fromkeys(inspect.signature(op).parameters)
+    signature = inspect.signature(op)
+    for name in options:
+        if name not in signature.parameters and "options" not in signature.parameters:
+            raise no_option(op.__name__, name)
+    bound = signature.bind_partial(*arguments, **options)
     bound.apply_defaults()
-    given = {**missing, **bound.arguments}
+    # What is not looked at may be absent.
+    given = {**dict.fromkeys(signature.parameters), **bound.arguments}
     more = given.pop("options", {})
     return Explanation(*found({**given, **more, "backward": backward}))

@@ -118,7 +118,8 @@ def test_what_cannot_be_is_refused_in_one_line(change, message, cache):
 
 
 @pytest.mark.parametrize(
-    ("option", "op"), [("softcap=1e38", "linear_logp"), ("logit_scale=1e39", "logp")]
+    ("option", "op"),
+    [("softcap=1e38", "linear_logp"), ("softcap=0", "linear_logp"), ("logit_scale=1e39", "logp")],
 )
 def test_what_calls_refuse_is_refused_in_their_words(option, op, cache):
     name, value = option.split("=")
