@@ -69,7 +69,7 @@ struct Parameter {
 // The field of a call: field_of<&LogitsCall::softcap>.
 template <auto member>
 struct FieldOf;
-template <class Call, class Field, Field Call::*member>
+template <class Call, class Field, Field Call::* member>
 struct FieldOf<member> {
   static void* get(OpCall& call) { return &(static_cast<Call&>(call).*member); }
 };

@@ -38,13 +38,13 @@ class Error : public std::runtime_error {
 };
 
 // Each kind is constructed from a Fault, or from a format string and its arguments.
-#define RLK_ERROR_KIND(Name)                                               \
-  class Name : public Error {                                              \
-   public:                                                                 \
-    explicit Name(Fault fault) : Error(std::move(fault)) {}                \
-    template <class... Args>                                               \
-    explicit Name(fmt::format_string<Args...> format, Args&&... args)      \
-        : Error(fmt::format(format, std::forward<Args>(args)...)) {}       \
+#define RLK_ERROR_KIND(Name)                                          \
+  class Name : public Error {                                         \
+   public:                                                            \
+    explicit Name(Fault fault) : Error(std::move(fault)) {}           \
+    template <class... Args>                                          \
+    explicit Name(fmt::format_string<Args...> format, Args&&... args) \
+        : Error(fmt::format(format, std::forward<Args>(args)...)) {}  \
   }
 
 RLK_ERROR_KIND(InvalidArgument);  // the caller's tensors or values are wrong (Python ValueError)

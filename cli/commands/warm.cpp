@@ -89,8 +89,7 @@ Json json_of(const KernelChoice& choice) {
   const auto shapes = chosen_shapes(choice);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     const auto& shape = shapes[i];
-    Json model = {
-        {"model", choice.models[i]}, {"vocab", shape.vocab}, {"hidden", shape.hidden}};
+    Json model = {{"model", choice.models[i]}, {"vocab", shape.vocab}, {"hidden", shape.hidden}};
     for (const jit::Parameter* parameter : jit::model_parameters(templates::ops())) {
       const auto given = shape.numbers.find(parameter->name);
       const bool has_default = parameter->kind == jit::Kind::number;

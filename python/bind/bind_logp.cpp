@@ -143,8 +143,7 @@ py::tuple explain(const py::dict& arguments) {
   Call& call = bound.call;
   const bool backward = flag_of(arguments, "backward", call);
   bound.check();  // the matrix has a last axis to leave out
-  const Tensor per_row =
-      dense_tensor(nullptr, DType::f32, call.device, row_dims(matrix_of(call)));
+  const Tensor per_row = dense_tensor(nullptr, DType::f32, call.device, row_dims(matrix_of(call)));
   if (call.return_entropy) call.entropy = per_row;
   if (call.return_lse) call.lse = per_row;
   if (backward) {

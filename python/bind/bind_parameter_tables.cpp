@@ -75,8 +75,7 @@ bool needs_autograd(const py::dict& arguments) {
   if (!level) PyErr_Clear();
   const bool may_have_tangents = level && PyLong_AsLong(level.ptr()) >= 0;
   if (!may_have_tangents) {
-    const auto enabled =
-        py::reinterpret_steal<py::object>(PyObject_CallNoArgs(is_grad_enabled));
+    const auto enabled = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(is_grad_enabled));
     if (!enabled) throw py::error_already_set();
     if (enabled.ptr() != Py_True) return false;
   }

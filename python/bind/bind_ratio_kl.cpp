@@ -75,8 +75,7 @@ py::tuple forward(py::handle log_prob, py::handle old, py::handle ref, py::handl
 // The gradient of log_prob.
 py::object backward(py::handle grad_ratio, py::handle grad_kl, py::handle ratio_slope,
                     py::handle kl_slope, py::handle stream) {
-  Bound bound(ratio_slope, "ratio_slope", stream,
-              &RatioKlCall::ratio_slope);
+  Bound bound(ratio_slope, "ratio_slope", stream, &RatioKlCall::ratio_slope);
   RatioKlCall& call = bound.call;
   call.pass = jit::Pass::bwd;
   bound.bind(kl_slope, "kl_slope", &RatioKlCall::kl_slope);

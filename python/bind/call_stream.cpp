@@ -27,9 +27,9 @@ void* bind_stream(py::handle object, const TensorArgument& first, const Argument
                            first.framework.api->current_work_stream != nullptr;
   if (!object.is_none() && (!is_cuda || has_current)) {
     throw InvalidArgument(ArgumentName{name.op, "stream"}.fault(
-        is_cuda ? fmt::format("None (the current stream of {{{}}}'s framework is used)",
-                              name.argument)
-                : "None for tensors of the CPU",
+        is_cuda
+            ? fmt::format("None (the current stream of {{{}}}'s framework is used)", name.argument)
+            : "None for tensors of the CPU",
         shown(object)));
   }
   if (has_current) {
@@ -49,8 +49,8 @@ void* bind_stream(py::handle object, const TensorArgument& first, const Argument
   const auto stream = PyLong_Check(object.ptr()) ? PyLong_AsLongLong(object.ptr()) : 0;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   if (stream <= 0) {
-    throw InvalidArgument(ArgumentName{name.op, "stream"}.fault(
-        "a CUDA stream as an int or None", shown(object)));
+    throw InvalidArgument(
+        ArgumentName{name.op, "stream"}.fault("a CUDA stream as an int or None", shown(object)));
   }
   return reinterpret_cast<void*>(stream);
 }

@@ -55,8 +55,8 @@ DType dtype_of(DLDataType type) {
 
 void expect_rank(int rank, const ArgumentName& argument) {
   if (rank > k_max_rank) {
-    throw InvalidArgument(argument.fault(fmt::format("at most {} dimensions", k_max_rank),
-                                         fmt::format("{}", rank)));
+    throw InvalidArgument(
+        argument.fault(fmt::format("at most {} dimensions", k_max_rank), fmt::format("{}", rank)));
   }
 }
 
@@ -223,9 +223,9 @@ TensorArgument bind_capsule(py::handle object, const ArgumentName& argument, std
     capsule = ask_capsule(object, stream);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt, SystemExit
-    throw InvalidArgument(argument.fault(
-        "a tensor that DLPack can export",
-        fmt::format("{} ({})", Py_TYPE(object.ptr())->tp_name, first_line(error))));
+    throw InvalidArgument(
+        argument.fault("a tensor that DLPack can export",
+                       fmt::format("{} ({})", Py_TYPE(object.ptr())->tp_name, first_line(error))));
   }
   // The capsule keeps its name, so its own destructor frees the tensor when `owner` goes.
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {

@@ -43,8 +43,8 @@ struct TensorArgument {
 inline constexpr std::intptr_t k_default_stream = 1;
 
 // Takes torch tensors and others with the DLPack exchange API, NumPy arrays (ml_dtypes' bfloat16
-// included) and any producer with __dlpack__. None gives an absent tensor. Throws InvalidArgument. A
-// producer with __dlpack__ on CUDA makes its values ready for `stream`.
+// included) and any producer with __dlpack__. None gives an absent tensor. Throws InvalidArgument.
+// A producer with __dlpack__ on CUDA makes its values ready for `stream`.
 TensorArgument bind_tensor(py::handle object, const ArgumentName& name,
                            std::intptr_t stream = k_default_stream);
 

@@ -53,7 +53,9 @@ void check_linear_logp(const jit::OpCall& base) {
   check_operands(call);
   check_bias(call);
   check_logp_rows(call, call.hidden, "hidden");
-  if (call.pass == jit::Pass::bwd && call.grad_bias.present() && !call.bias.present()) {
+  if (call.pass == jit::Pass::fwd) return;
+  check_logp_gradients(call, call.hidden, "hidden");
+  if (call.grad_bias.present() && !call.bias.present()) {
     Given{call, call.bias, "needs"}.fail("no \"bias\" where bias is None", "");
   }
 }

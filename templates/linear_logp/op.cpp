@@ -58,8 +58,7 @@ std::span<const char* const> entries(jit::Pass pass, Backend backend) {
 jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning& tuning) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
   const Tensor& weight = call.weight;
-  auto spec =
-      logits_specialization(call, target, weight.dtype, {weight.shape[0], weight.shape[1]});
+  auto spec = logits_specialization(call, target, weight.dtype, {weight.shape[0], weight.shape[1]});
   if (has_tiles(spec.values[0], call.pass, target)) {
     spec.values[k_linear_logp_tile] =
         call.tile ? *call.tile : tile_of(jit::row_class(call.target.num_elements()), tuning);

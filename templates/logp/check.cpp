@@ -49,11 +49,14 @@ void check_logits(const LogpCall& call) {
 
 void check_logp(const jit::OpCall& base) {
   const auto& call = static_cast<const LogpCall&>(base);
+  const Tensor& logits = call.logits;
   check_logits(call);
-  if (!call.in_place || is_apart(call.logits)) return;
-  Given{call, call.logits, "inplace_backward"}.fail(
-      "logits whose elements share no memory",
-      fmt::format("strides {} of shape {}", text(call.logits.steps()), text(call.logits.dims())));
+  if (call.in_place && !is_apart(logits)) {
+    Given{call, logits, "inplace_backward"}.fail(
+        "logits whose elements share no memory",
+        fmt::format("strides {} of shape {}", text(logits.steps()), text(logits.dims())));
+  }
+  if (call.pass == jit::Pass::bwd) check_logp_gradients(call, logits, "logits");
 }
 
 }  // namespace rlk

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compacts the rows of a call: mask and ignore_index are gone after this.
-#include "templates/common/logp/host.hpp"
-
 #include "runtime/error.hpp"
 #include "runtime/read_values.hpp"
+#include "templates/common/logp/host.hpp"
 
 #include <cstring>
 #include <limits>

@@ -50,9 +50,9 @@ inline constexpr jit::Range k_invertible = {
       const float rounded = static_cast<float>(number);
       return rounded > 0.0f && std::isfinite(rounded) && std::isnormal(1.0f / rounded);
     }};
-inline constexpr jit::Range k_finite = {
-    "a finite number of float32",
-    [](double number) { return std::isfinite(static_cast<float>(number)); }};
+inline constexpr jit::Range k_finite = {"a finite number of float32", [](double number) {
+                                          return std::isfinite(static_cast<float>(number));
+                                        }};
 
 inline constexpr std::string_view k_off_on[] = {"", "yes"};
 
@@ -61,9 +61,17 @@ inline constexpr jit::Parameter k_row_parameters[] = {
     {"target", jit::Kind::tensor, jit::field_of<&LogpCallBase::target>},
     {"temperature", jit::Kind::number_per_row, jit::field_of<&LogpCallBase::temperature>, 1.0,
      &k_invertible},
-    {"softcap", jit::Kind::optional_number, jit::field_of<&LogpCallBase::softcap>, 0, &k_invertible,
+    {"softcap",
+     jit::Kind::optional_number,
+     jit::field_of<&LogpCallBase::softcap>,
+     0,
+     &k_invertible,
      {"softcap", "kSoftcap", k_off_on}},
-    {"logit_scale", jit::Kind::number, jit::field_of<&LogpCallBase::logit_scale>, 1.0, &k_finite,
+    {"logit_scale",
+     jit::Kind::number,
+     jit::field_of<&LogpCallBase::logit_scale>,
+     1.0,
+     &k_finite,
      {"logit_scale", "kLogitScale", k_off_on}},
     {"mask", jit::Kind::tensor, jit::field_of<&LogpCallBase::mask>},
     {"ignore_index", jit::Kind::optional_index, jit::field_of<&LogpCallBase::ignore_index>, -100},
@@ -71,7 +79,11 @@ inline constexpr jit::Parameter k_row_parameters[] = {
 
 // What those take besides that give the entropy and the log-sum-exp.
 inline constexpr jit::Parameter k_output_parameters[] = {
-    {"return_entropy", jit::Kind::flag, jit::field_of<&LogpCallBase::return_entropy>, 0, nullptr,
+    {"return_entropy",
+     jit::Kind::flag,
+     jit::field_of<&LogpCallBase::return_entropy>,
+     0,
+     nullptr,
      {"entropy", "kEntropy", k_off_on},
      [](const jit::OpCall& call) {
        return static_cast<const LogpCallBase&>(call).needs_entropy();
@@ -150,8 +162,10 @@ void for_model_calls(LogpCallBase& call, const jit::Op& op, const jit::ModelShap
 }
 
 // `matrix` [..., columns] gives the shape of tensors with one value per row, and the device; `name`
-// is its name. Of a backward the upstream gradients too. Throws InvalidArgument.
+// is its name. Throws InvalidArgument.
 void check_logp_rows(const LogpCallBase& call, const Tensor& matrix, const char* name);
+// The backward's upstream gradients, and what they need.
+void check_logp_gradients(const LogpCallBase& call, const Tensor& matrix, const char* name);
 
 // One fp32 division of 1 by the number, which is rounded to fp32 first. Throws InvalidArgument
 // outside k_invertible.

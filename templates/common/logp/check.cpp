@@ -8,6 +8,14 @@
 #include <utility>
 
 namespace rlk {
+namespace {
+
+void expect_per_row(const Given& given, const Tensor& matrix, const char* matrix_name) {
+  expect_device(given, matrix_name);
+  expect_shape(given, matrix.dims().first(static_cast<std::size_t>(matrix.rank - 1)));
+}
+
+}  // namespace
 
 float inverse_of(const LogpCallBase& call, double number, const char* argument) {
   if (k_invertible.holds(number)) return 1.0f / static_cast<float>(number);
@@ -16,36 +24,32 @@ float inverse_of(const LogpCallBase& call, double number, const char* argument) 
 }
 
 void check_logp_rows(const LogpCallBase& call, const Tensor& matrix, const char* matrix_name) {
-  const auto rows = matrix.dims().first(static_cast<std::size_t>(matrix.rank - 1));
-  const auto expect_per_row = [&](const Given& given) {
-    expect_device(given, matrix_name);
-    expect_shape(given, rows);
-  };
   const Given target{call, call.target, "target"}, mask{call, call.mask, "mask"};
   const Given temperature{call, call.temperature, "temperature"};
   expect_integers(target);
-  expect_per_row(target);
+  expect_per_row(target, matrix, matrix_name);
   if (temperature.tensor.present()) {
     expect_floating(temperature, "a number or ");
-    expect_per_row(temperature);
+    expect_per_row(temperature, matrix, matrix_name);
   }
   jit::check_numbers(call);
   if (mask.tensor.present()) {
     expect_mask(mask);
-    expect_per_row(mask);
+    expect_per_row(mask, matrix, matrix_name);
   }
-  if (call.pass == jit::Pass::fwd) return;
+}
+
+void check_logp_gradients(const LogpCallBase& call, const Tensor& matrix, const char* matrix_name) {
+  bool any = false;
   for (const auto& [grad, argument] :
        {std::pair{&call.grad_output, "grad_output"}, std::pair{&call.grad_entropy, "grad_entropy"},
         std::pair{&call.grad_lse, "grad_lse"}}) {
-    const Given given{call, *grad, argument};
     if (!grad->present()) continue;
-    expect_floating(given);
-    expect_per_row(given);
+    any = true;
+    expect_floating({call, *grad, argument});
+    expect_per_row({call, *grad, argument}, matrix, matrix_name);
   }
-  if (!call.grad_entropy.present() && !call.grad_lse.present()) {
-    expect_present({call, call.grad_output, "grad_output"});
-  }
+  if (!any) expect_present({call, call.grad_output, "grad_output"});
   if (call.grad_entropy.present() && !call.entropy.present()) {
     Given{call, call.entropy, "entropy"}.fail("that of the forward for {grad_entropy}", "");
   }

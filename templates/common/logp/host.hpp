@@ -14,7 +14,8 @@
 
 namespace rlk {
 
-// --- CPU ------------------------------------------------------------------------------------------
+// --- CPU
+// ------------------------------------------------------------------------------------------
 
 // The rows of a call: which are active, where they lie, and their values. All vectors are over the
 // active rows in ascending order.
@@ -58,7 +59,8 @@ void zero(const Tensor& dense);
 // Floats of a vector of the level.
 std::int64_t vector_lanes(Target level);
 
-// --- CUDA -----------------------------------------------------------------------------------------
+// --- CUDA
+// -----------------------------------------------------------------------------------------
 
 // The values per row of a call as kernels read them: in place where one stride tells where they
 // lie, else copied first.

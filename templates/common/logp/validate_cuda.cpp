@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies the small tensors of a call to the host, where the CPU's own check reads them.
-#include "templates/common/logp/host.hpp"
-
 #include "runtime/cuda/launch.hpp"
 #include "templates/common/host_copy.hpp"
+#include "templates/common/logp/host.hpp"
 
 namespace rlk {
 

@@ -3,9 +3,9 @@
 #include "jit/warm/model_shape.hpp"
 
 #include "runtime/error.hpp"
+#include "templates/registry.hpp"
 #include "tests/support/temp_dir.hpp"
 #include "tests/support/what.hpp"
-#include "templates/registry.hpp"
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,8 @@ class ModelShapeTest : public ::testing::Test {
   // The message without the file's name in front.
   std::string refused(const std::string& text) const {
     const std::string file = write(text);
-    const std::string message = what<InvalidArgument>([&] { read_model_shape(file, templates::ops()); });
+    const std::string message =
+        what<InvalidArgument>([&] { read_model_shape(file, templates::ops()); });
     const std::string front = "model: " + file + ": ";
     EXPECT_TRUE(message.starts_with(front)) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos);
@@ -142,15 +143,17 @@ TEST_F(ModelShapeTest, LogitsWithoutAFile) {
   EXPECT_EQ(read_model_shape("V=7,D=64,softcap=30", templates::ops()), with({7, 64}, 1, 30));
   EXPECT_EQ(read_model_shape("V=7,softcap=2.5,logit_scale=-0.0625,D=64", templates::ops()),
             with({7, 64}, -0.0625, 2.5));
-  for (const char* word : {"V=7,D=8,softcap=", "V=7,D=8,softcap=inf",
-                           "V=7,D=8,softcap=1,softcap=2", "V=7,D=8,logit_scale=x"}) {
+  for (const char* word : {"V=7,D=8,softcap=", "V=7,D=8,softcap=inf", "V=7,D=8,softcap=1,softcap=2",
+                           "V=7,D=8,logit_scale=x"}) {
     EXPECT_NE(what<InvalidArgument>([&] { read_model_shape(word, templates::ops()); }), "") << word;
   }
 }
 
 TEST_F(ModelShapeTest, EntropyIsAnOption) {
   EXPECT_FALSE(read_model_shape("V=7,D=8", templates::ops()).entropy);
-  EXPECT_TRUE(read_model_shape("V=7,D=8", templates::ops(), {.num_shards = 1, .vocab = {}, .entropy = true}).entropy);
+  EXPECT_TRUE(
+      read_model_shape("V=7,D=8", templates::ops(), {.num_shards = 1, .vocab = {}, .entropy = true})
+          .entropy);
 }
 
 TEST_F(ModelShapeTest, ShardsAndResizedVocabularies) {
@@ -159,9 +162,11 @@ TEST_F(ModelShapeTest, ShardsAndResizedVocabularies) {
   EXPECT_EQ(read(text, {.num_shards = 1, .vocab = 128264}), (ModelShape{128264, 4096}));
   EXPECT_EQ(read(R"({"hidden_size": 4096})", {.num_shards = 2, .vocab = 100}),
             (ModelShape{50, 4096}));
-  EXPECT_EQ(read_model_shape("V=10,D=2", templates::ops(), {.num_shards = 1, .vocab = 12}), (ModelShape{12, 2}));
-  EXPECT_EQ(what<InvalidArgument>(
-                [] { read_model_shape("V=50257,D=768", templates::ops(), {.num_shards = 8, .vocab = {}}); }),
+  EXPECT_EQ(read_model_shape("V=10,D=2", templates::ops(), {.num_shards = 1, .vocab = 12}),
+            (ModelShape{12, 2}));
+  EXPECT_EQ(what<InvalidArgument>([] {
+              read_model_shape("V=50257,D=768", templates::ops(), {.num_shards = 8, .vocab = {}});
+            }),
             "model: V=50257,D=768: expected a vocabulary that 8 shards divide, got 50257; give the "
             "padded size by --vocab");
 }
@@ -192,7 +197,9 @@ TEST_F(ModelShapeTest, WhatIsNoConfiguration) {
             "meta/llama");
   std::filesystem::remove(folder_ / "config.json");
   write(adapter, "adapter_config.json");
-  EXPECT_NE(what<InvalidArgument>([&] { read_model_shape(folder_.path(), templates::ops()); }).find("LoRA"),
+  EXPECT_NE(what<InvalidArgument>([&] {
+              read_model_shape(folder_.path(), templates::ops());
+            }).find("LoRA"),
             std::string::npos);
 }
 

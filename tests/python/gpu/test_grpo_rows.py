@@ -269,5 +269,7 @@ def test_few_rows_are_left_to_the_parts():
     assert told.kernel.startswith("logp.")
     b = Batch(1000)
     for options in ({"policy_loss": "gspo"}, {"entropy_coef": 0.1}):
-        told = rlk.jit.explain(rlk.jit.grpo_loss, *b.arguments({}), backward=True, **GROUPS, **options)
+        told = rlk.jit.explain(
+            rlk.jit.grpo_loss, *b.arguments({}), backward=True, **GROUPS, **options
+        )
         assert told.kernel.startswith("logp."), options

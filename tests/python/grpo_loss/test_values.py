@@ -455,5 +455,7 @@ def test_other_errors():
 @on_cpu_alone
 def test_explain():
     p = draw()
-    found = rlk.jit.explain(rlk.jit.grpo_loss, p.policy, p.ref, p.ids, p.old, p.rewards, p.mask, **PAIRS)
+    found = rlk.jit.explain(
+        rlk.jit.grpo_loss, p.policy, p.ref, p.ids, p.old, p.rewards, p.mask, **PAIRS
+    )
     assert found.kernel.startswith("logp.fwd[x=f32")

@@ -149,7 +149,9 @@ def test_logp_is_warmed_for_what_a_model_does_to_its_logits(cache):
     options = {"softcap": 30.0, "logit_scale": 0.5}
     for more in ({}, {"return_entropy": True}):
         for backward in (False, True):
-            found = rlk.jit.explain(rlk.jit.logp, logits, target, **options, **more, backward=backward)
+            found = rlk.jit.explain(
+                rlk.jit.logp, logits, target, **options, **more, backward=backward
+            )
             assert (found.variant, found.source) == ("specialized", "cache")
     assert rlk.jit.explain(rlk.jit.logp, logits, target).variant == "generic"
 

@@ -269,7 +269,8 @@ def test_explain_what_lies_in_the_cache(tmp_path):
     assert ended.report["explained"][3] == "compile"
     run_python("call()", RLK_CACHE_DIR=str(tmp_path))
     ended = run_python(
-        "import rlk; report(explained=rlk.jit.explain(rlk.jit.linear_logp, *operands()))", RLK_CACHE_DIR=str(tmp_path)
+        "import rlk; report(explained=rlk.jit.explain(rlk.jit.linear_logp, *operands()))",
+        RLK_CACHE_DIR=str(tmp_path),
     )
     assert ended.report["explained"][3] == "cache"
     assert ended.report["disk_hits"] == 0
@@ -291,7 +292,12 @@ def test_explain_a_fallback():
 def test_options_do_not_change_the_key():
     p = problem(3, 8, 713, bias="float32")
     key = rlk.jit.explain(rlk.jit.linear_logp, *p.operands).key
-    assert rlk.jit.explain(rlk.jit.linear_logp, *p.operands, temperature=0.5, mask=np.ones(3), ignore_index=7).key == key
+    assert (
+        rlk.jit.explain(
+            rlk.jit.linear_logp, *p.operands, temperature=0.5, mask=np.ones(3), ignore_index=7
+        ).key
+        == key
+    )
     rlk.jit.configure(num_threads=1, log="info")
     assert rlk.jit.explain(rlk.jit.linear_logp, *p.operands).key == key
 

@@ -62,7 +62,8 @@ def test_levels_have_kernels_of_their_own(tmp_path):
     script = """
     import rlk
     logp = call()
-    report(logp=logp, kernel=rlk.jit.explain(rlk.jit.linear_logp, *operands()).kernel, arch=rlk.jit.settings()["arch"])
+    kernel = rlk.jit.explain(rlk.jit.linear_logp, *operands()).kernel
+    report(logp=logp, kernel=kernel, arch=rlk.jit.settings()["arch"])
     """
     keys = set()
     for level in host_levels():

@@ -326,8 +326,12 @@ def test_classes_of_errors():
 def test_explain_refuses_what_a_call_refuses():
     for backward in (False, True):
         with pytest.raises(rlk.InvalidArgument, match="linear_logp: hidden: expected shape"):
-            rlk.jit.explain(rlk.jit.linear_logp,
-                np.array(1, np.float32), zeros(VOCAB, 1), np.array(1), backward=backward
+            rlk.jit.explain(
+                rlk.jit.linear_logp,
+                np.array(1, np.float32),
+                zeros(VOCAB, 1),
+                np.array(1),
+                backward=backward,
             )
         with pytest.raises(rlk.InvalidArgument, match="linear_logp: temperature"):
             rlk.jit.explain(rlk.jit.linear_logp, **arguments(temperature=-1), backward=backward)

@@ -335,7 +335,10 @@ def assert_specialized_is_generic(p: Problem, **options) -> None:
     want = every_result(p, **options)
     rlk.jit.configure(specialize=True)
     assert_same(every_result(p, **options), want, str(options))
-    assert rlk.jit.explain(rlk.jit.linear_logp, *p.operands, **options, return_entropy=True).variant == "specialized"
+    assert (
+        rlk.jit.explain(rlk.jit.linear_logp, *p.operands, **options, return_entropy=True).variant
+        == "specialized"
+    )
     rlk.jit.configure(specialize=False)
 
 

@@ -332,7 +332,9 @@ def test_specialized_is_generic(device):
 @on_cpu_alone
 def test_explain():
     p = draw()
-    found = rlk.jit.explain(rlk.jit.ratio_kl, p.policy, p.ref, p.ids, p.mask, p.old, kl="k1", softcap=2.0)
+    found = rlk.jit.explain(
+        rlk.jit.ratio_kl, p.policy, p.ref, p.ids, p.mask, p.old, kl="k1", softcap=2.0
+    )
     assert found.kernel.startswith("logp.fwd[x=f32")
     found = rlk.jit.explain(rlk.jit.ratio_kl, p.policy, p.ref, p.ids, backward=True)
     assert found.kernel.startswith("logp.bwd[x=f32")

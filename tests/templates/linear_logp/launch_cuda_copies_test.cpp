@@ -274,9 +274,9 @@ TEST_F(LaunchCudaCopiesTest, EveryOperandMayNeedACopy) {
   LinearLogpCall call = make(wanted);
   // Two leading axes that no one stride walks.
   call.hidden = view(tensor(call.hidden.dtype, {10, 100, 63}), {70000, 64, 1});
-  for (Tensor* each : std::initializer_list<Tensor*>{&call.target, &call.mask, &call.temperature,
-                                                     &call.grad_output, &call.grad_entropy,
-                                                     &call.grad_lse}) {
+  for (Tensor* each :
+       std::initializer_list<Tensor*>{&call.target, &call.mask, &call.temperature,
+                                      &call.grad_output, &call.grad_entropy, &call.grad_lse}) {
     *each = view(tensor(each->dtype, {10, 100}), {128, 1});
   }
   run(call, wanted);
