@@ -88,7 +88,9 @@ def test_the_target_and_the_variants(device, dtype):
         assert explained.kernel.endswith(f"@{devices.expected_target()}")
     rlk.jit.configure(specialize=False)
     assert jit.explain(rlk.jit.linear_logp, *p.operands).variant == "generic"
-    assert jit.explain(rlk.jit.linear_logp, *p.operands).kernel.endswith(f"@{devices.expected_target()}")
+    assert jit.explain(rlk.jit.linear_logp, *p.operands).kernel.endswith(
+        f"@{devices.expected_target()}"
+    )
 
 
 @on_cpu_alone

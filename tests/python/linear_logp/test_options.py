@@ -104,7 +104,9 @@ def test_an_option_left_out_is_not_in_the_kernel():
     assert not any(word in plain for word in ("softcap", "logit_scale", "entropy"))
     for options in ({"return_lse": True}, {"logit_scale": 1}, {"softcap": None}):
         assert jit.explain(rlk.jit.linear_logp, *p.operands, **options).kernel == plain
-    backward = jit.explain(rlk.jit.linear_logp, *p.operands, return_entropy=True, backward=True).kernel
+    backward = jit.explain(
+        rlk.jit.linear_logp, *p.operands, return_entropy=True, backward=True
+    ).kernel
     assert "linear_logp.bwd" in backward
     assert "entropy=yes" in backward
 
