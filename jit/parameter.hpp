@@ -66,7 +66,7 @@ struct Parameter {
   bool (*has)(const OpCall&) = {};  // in place of what `kind` says: the call has the option
 };
 
-// The field of a call: field_of<&LogitsCall::softcap>.
+// The field of a call: field_of<&LinearLogpCall::hidden>.
 template <auto member>
 struct FieldOf;
 template <class Call, class Field, Field Call::* member>

@@ -36,7 +36,7 @@ struct ShapeOptions {
 std::vector<const Parameter*> model_parameters(std::span<const Op* const> ops);
 
 // `word` is a Hugging Face config.json, a folder that holds one, or "V=128256,D=4096", to which
-// numbers of model_parameters() may be added: ",softcap=30". Throws
+// numbers of model_parameters() may be added: ",logit_scale=0.5". Throws
 // InvalidArgument with one line that names the word and what is missing or wrong in it.
 ModelShape read_model_shape(const std::string& word, std::span<const Op* const> ops,
                             const ShapeOptions& options = {});

@@ -7,7 +7,7 @@
 //   dlogits    upstream * d log_prob / d logits
 //
 // Rendered before this text:
-//   kX, kV, kSoftcap, kLogitScale   as in logp/kernel.cuh
+//   as in logp/kernel.cuh, but for kEntropy
 // Macro: RLK_BACKWARD, 1: there is no other pass.
 //
 // Steps in launch order, each one argument by value: LogpCudaCopy for pack, GrpoLossCudaArgs for
@@ -34,9 +34,9 @@ using GrpoArgs = GrpoLossCudaArgs;
 
 extern __shared__ uint4 shared_memory[];
 
-// What a thread has under way. Registers are short where a softcap may be.
-constexpr int kFoldAtOnce = kSoftcap < 0 ? 1 : kLeavesAtOnce;
-constexpr int kGradientsAtOnce = kSoftcap < 0 ? 1 : 2;
+// What a thread has under way. Registers are short where a cap may be.
+constexpr int kFoldAtOnce = kIsCapRunTime ? 1 : kLeavesAtOnce;
+constexpr int kGradientsAtOnce = kIsCapRunTime ? 1 : 2;
 // Of the next row, while memory has nothing else to do.
 constexpr Int64 kPrefetchBytes = 64 << 10;
 
@@ -126,7 +126,7 @@ RLK_DEVICE void write_row_gradients(const GrpoArgs& a, Int64 row) {
 }
 
 RLK_DEVICE void look_at_active_row(const GrpoArgs& a, Int64 row) {
-  if (has_softcap(a)) {
+  if (is_capped(a)) {
     fold_row<true>(a, opaque(row));
   } else {
     fold_row<false>(a, opaque(row));
@@ -147,7 +147,7 @@ RLK_DEVICE void look_at_active_row(const GrpoArgs& a, Int64 row) {
     a.loss.grad[row] = token_loss(choices(a.loss), a.loss.values, in).grad;
   }
   __syncthreads();
-  if (has_softcap(a)) {
+  if (is_capped(a)) {
     write_row_gradients<true>(a, opaque(row));
   } else {
     write_row_gradients<false>(a, opaque(row));

@@ -58,9 +58,9 @@ RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const Args& a, const LogitsSh
 RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s,
                                  const GradShared& g) {
   add_bias(tile, a, s);
-  // At run time in every kernel with a softcap: where no branch parts them, the compiler's shortage
-  // of registers here spills what the loop of products needs.
-  if (kSoftcap == 0 || a.softcap == 0.0f) return make_grad_logits<false>(tile, a, s, g);
+  // At run time in every kernel that may have a cap: where no branch parts them, the compiler's
+  // shortage of registers here spills what the loop of products needs.
+  if (!has_cap_argument(a)) return make_grad_logits<false>(tile, a, s, g);
   make_grad_logits<true>(tile, a, s, g);
 }
 

@@ -33,7 +33,7 @@ constexpr LinearLogpCpuTile linear_logp_cpu_tile(Int64 vector_lanes) {
 
 // What a caller gives. Strides and offsets count elements and may be zero or negative. Only active
 // rows are listed; every array a row is [num_rows] unless it is said to be indexed through `rows`.
-struct LinearLogpCpuOperands {
+struct LinearLogpCpuOperands : LogitOptions {
   // Sizes. Kernels read them where kV, kD are -1; they are equal to the constants elsewhere.
   Int64 vocab;
   Int64 dim;
@@ -52,11 +52,6 @@ struct LinearLogpCpuOperands {
   Int64 bias_stride;
   const Int64* target;               // 0 <= target < vocab
   const float* inverse_temperature;  // or null: 1
-
-  // Kernels read these where kSoftcap, kLogitScale are not 0. Where one is -1: a softcap of 0 is
-  // none, a logit_scale of 1 changes nothing.
-  float softcap, inverse_softcap;
-  float logit_scale;
 
   // Upstream gradients (backward), each 0 where null. Where kEntropy is -1, grad_entropy tells
   // whether the entropy has one.
@@ -98,7 +93,7 @@ struct LinearLogpCpuArgs : LinearLogpCpuOperands {
   Int64* lane_target;    // [padded_rows] target, -1 in padding
   float* lane_scale;     // [padded_rows] inverse temperature, 1 in padding
 
-  // [padded_rows], backward. Gradients are those of a raw logit before the softcap: times the
+  // [padded_rows], backward. Gradients are those of a raw logit before the cap: times the
   // inverse temperature and the logit scale; 0 in padding.
   float* lane_max;
   float* lane_log_sum;

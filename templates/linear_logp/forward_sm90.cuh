@@ -102,8 +102,8 @@ struct Fold {
     if (kLogitScale != 0 && a.logit_scale != 1.0f) {
       for_each(tile, [&](auto, float z) { return z * a.logit_scale; });
     }
-    if (has_softcap(a)) {
-      for_each(tile, [&](auto, float z) { return a.softcap * tanh_f32(z * a.inverse_softcap); });
+    if (is_capped(a)) {
+      for_each(tile, [&](auto, float z) { return capped(a, z); });
     }
     if (a.temperature.data || a.inverse_temperature != 1.0f) {
       float scale[Sm90Loop::kRowsOfThread];

@@ -2,12 +2,12 @@
 // linear_logp on CUDA: log-probabilities of given targets, and their gradients.
 //
 //   x[r][v]    = logit_scale * (sum_k hidden[r][k] * weight[v][k] + bias[v])
-//   z[r][v]    = softcap * tanh(x / softcap) * inverse_temperature[r]; without softcap x * ...
+//   z[r][v]    = cap(x) * inverse_temperature[r], common/logp/formula.cuh
 //   logp[r]    = (z[r][target] - max_v z) - log(sum_v exp(z - max))
 //   lse[r]     = max_v z + log(sum)
 //   entropy[r] = log(sum) - (sum_v exp(z - max) * (z - max)) / sum
 //   dZ[r][v]   = (g_logp * 1[v == target] - p * (g_logp - g_lse + g_entropy * (log p + entropy)))
-//                * inverse_temperature[r] * logit_scale * (1 - tanh(x / softcap)^2)
+//                * inverse_temperature[r] * logit_scale * cap'(x)
 //     where log p = (z - max) - log(sum), and g_* are the row's upstream gradients
 //   dhidden = dZ * weight, dweight = dZ^T * hidden, dbias[v] = sum_r dZ[r][v]
 //
@@ -16,8 +16,7 @@
 //   kV             vocabulary size, or -1: run-time vocab
 //   kD             hidden size, or -1: run-time dim
 //   kTile          sm_90a and 16 bits: index of kLinearLogpSm90Tiles, or -1: the first
-//   kSoftcap       1: the softcap of the arguments; 0: none; -1: run-time, none where it is 0
-//   kLogitScale    1 or -1: the logit_scale of the arguments; 0: 1
+//   kSoftcap, kLogitScale   as in common/logp/formula.cuh
 //   kEntropy       1: entropy (backward: its gradient); 0: none; -1: run-time, where arrays are
 //                  given
 // Macros:

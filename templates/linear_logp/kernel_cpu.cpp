@@ -3,20 +3,16 @@
 // distributions, and the gradients.
 //
 //   x[r][v]  = logit_scale * (sum_k hidden[r][k] * weight[v][k] + bias[v])
-//   z[r][v]  = softcap * tanh(x / softcap) * inverse_temperature[r]; without softcap, x * ...
+//   z[r][v]  = cap(x) * inverse_temperature[r], common/logp/cpu.h, logit
 //   S = sum_v exp(z - max), T = sum_v exp(z - max) * (z - max), 0 * -inf being 0
 //   logp[r]  = (z[r][target] - max_v z) - log S, entropy = log S - T / S, lse = max + log S
 //   l = (z - max) - log S, p = exp(l)
-//   dZ[r][v] = inverse_temperature[r] * logit_scale * (1 - tanh(x / softcap)^2) * (grad[r] *
+//   dZ[r][v] = inverse_temperature[r] * logit_scale * cap'(x) * (grad[r] *
 //              1[v == target] + p * (grad_lse[r] - grad[r] - grad_entropy[r] * (l + entropy)))
 //   dhidden = dZ * weight, dweight = dZ^T * hidden, dbias[v] = sum_r dZ[r][v]
 //
-// Constants, initialized by the JIT; every other choice is made by the level (cpu_args.h):
-//   kX  type of hidden and weight: 1 fp32, 2 bf16, 3 fp16; never -1
-//   kV  vocabulary size, or -1: run-time args->vocab
-//   kD  hidden size, or -1: run-time args->dim
-//   kSoftcap, kLogitScale  1: applied, 0: none, or -1: run-time args->softcap, args->logit_scale
-//   kEntropy  forward: is asked for, backward: has a gradient; 0, 1, or -1: run-time pointers
+// Constants: common/logp/cpu_constants.h and kD; every other choice is made by the level
+// (cpu_args.h).
 //
 // Work comes in strips of rows and, in the backward, waves of vocabulary. P is the panel width, a
 // leaf is kLeaf columns of vocabulary. An entry does items [begin, end); items are independent, so

@@ -71,10 +71,10 @@ struct LogitsShared {
 };
 
 // Columns beyond the vocabulary repeat the last one with a bias of -inf, by which they become -inf,
-// or NaN in a row where the last one is inf or NaN and so all is NaN. A softcap would make a number
+// or NaN in a row where the last one is inf or NaN and so all is NaN. A cap would make a number
 // of it, a logit scale that is not above 0 inf or NaN: then set_tail() does it at the end.
 RLK_DEVICE bool ends_by_bias(const Args& a) {
-  return !has_softcap(a) && (kLogitScale == 0 || a.logit_scale > 0.0f);
+  return !is_capped(a) && (kLogitScale == 0 || a.logit_scale > 0.0f);
 }
 
 // Fills `s` for active rows [row0, row0 + rows of a tile), of which num_rows are real, and the leaf
@@ -155,7 +155,7 @@ RLK_DEVICE void finish_logits(LogitsLoop& tile, const Args& a, const LogitsShare
 // Turns dot products into logits.
 RLK_DEVICE void make_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s) {
   add_bias(tile, a, s);
-  if (has_softcap(a)) {
+  if (is_capped(a)) {
     finish_logits<true>(tile, a, s);
   } else {
     finish_logits<false>(tile, a, s);

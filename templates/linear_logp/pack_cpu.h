@@ -2,14 +2,7 @@
 // Constants and sizes of linear_logp's CPU kernels, and the steps that copy operands into panels.
 #pragma once
 
-extern "C" {
-extern const long long kX;
-extern const long long kV;
-extern const long long kD;
-extern const long long kSoftcap;
-extern const long long kLogitScale;
-extern const long long kEntropy;
-}
+extern "C" const long long kD;  // hidden size, or -1: run-time args->dim
 
 #include "../common/cpu/convert.h"
 #include "../common/cpu/multiply.h"

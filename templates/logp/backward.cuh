@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(kLogpThreads, 4)
     const GradientRow values = gradient_row(a, row, target);
     const T* const from = row_of(a.logits, row);
     const auto load = [&](unsigned(&words)[4], Int64 col) { ld_stream(words, from + col); };
-    if (has_softcap(a)) {
+    if (is_capped(a)) {
       write_gradients<true, 2>(a, values, from, to, begin, end, load);
     } else {
       write_gradients<false, 2>(a, values, from, to, begin, end, load);

@@ -16,17 +16,12 @@ struct LogpCpuMatrix {
 
 // Only active rows are listed; every array a row is one of them unless it is said to be indexed
 // through `rows`. Partials and lane_target_logit start at first_row.
-struct LogpCpuArgs {
+struct LogpCpuArgs : LogitOptions {
   Int64 vocab;        // read where kV is -1, else equal to it
   const Int64* rows;  // index of each active row in the call, or null: identity
   LogpCpuMatrix logits;
   const Int64* target;               // 0 <= target < vocab
   const float* inverse_temperature;  // or null: 1
-
-  // Read where kSoftcap, kLogitScale are not 0. Where one is -1: a softcap of 0 is none, a
-  // logit_scale of 1 changes nothing.
-  float softcap, inverse_softcap;
-  float logit_scale;
 
   // Upstream gradients (backward), each 0 where null.
   const float *grad, *grad_entropy, *grad_lse;

@@ -164,8 +164,8 @@ RLK_DEVICE void merge_row(const Args& a, Int64 row, Int64 target, const Partials
     const float scale = scale_of(a, row);
     float slope;
     const float start = scaled(a, Element<kX>::to_float(x));
-    target_logit = has_softcap(a) ? finish_logit<true>(a, start, scale, slope)
-                                  : finish_logit<false>(a, start, scale, slope);
+    target_logit = is_capped(a) ? finish_logit<true>(a, start, scale, slope)
+                                : finish_logit<false>(a, start, scale, slope);
   }
   const int leaves = static_cast<int>(ceil_div(vocab(a), kLogpLeaf));
   const SegmentPartials segment =

@@ -7,7 +7,7 @@
 namespace rlk {
 
 // Blocks of a multiprocessor that registers are left for.
-constexpr int kBlocks = kX == kFloat32 ? 4 : kSoftcap == 0 ? 3 : 2;  // a softcap takes registers
+constexpr int kBlocks = kX == kFloat32 ? 4 : kMayBeCapped ? 2 : 3;  // a cap takes registers
 
 extern __shared__ float shared_partials[];
 
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(kLogpThreads, kBlocks)
     const Int64 end = min(begin + a.part_leaves, leaves);
     const float scale = scale_of(a, row);
     const auto keep_none = [](Int64, const Quad(&)[kGroups]) {};
-    if (has_softcap(a)) {
+    if (is_capped(a)) {
       fold_leaves<true, kLeavesAtOnce>(a, logits, scale, begin, end, partials, keep_none);
     } else {
       fold_leaves<false, kLeavesAtOnce>(a, logits, scale, begin, end, partials, keep_none);

@@ -2,7 +2,7 @@
 // logp on CUDA: log-probabilities of given targets from logits, and the gradient of the logits.
 //
 //   x[r][v]    = logit_scale * logits[r][v]
-//   z[r][v]    = softcap * tanh(x / softcap) * inverse_temperature[r]; without softcap x * ...
+//   z[r][v]    = cap(x) * inverse_temperature[r], common/logp/formula.cuh
 //   logp[r]    = (z[r][target] - max_v z) - log(sum_v exp(z - max))
 //   lse[r]     = max_v z + log(sum)
 //   entropy[r] = log(sum) - (sum_v exp(z - max) * (z - max)) / sum
@@ -11,8 +11,7 @@
 // Rendered before this text:
 //   kX             type of logits: 1 fp32, 2 bf16, 3 fp16; never -1
 //   kV             vocabulary size, or -1: run-time vocab
-//   kSoftcap       1: the softcap of the arguments; 0: none; -1: run-time, none where it is 0
-//   kLogitScale    1 or -1: the logit_scale of the arguments; 0: 1
+//   kSoftcap, kLogitScale   as in common/logp/formula.cuh
 //   kEntropy       1: entropy (backward: its gradient); 0: none; -1: run-time, where arrays are
 //                  given
 // Macro: RLK_BACKWARD, 1 gives the entries of the backward, 0 those of the forward.

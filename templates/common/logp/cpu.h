@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The formula of a logit, the merge of a row's leaves and the gradient of a logit on the CPU, for
-// every op that has logits. `Args` are the op's arguments; the constants are declared before this.
+// every op that has logits. `Args` are the op's arguments.
 #pragma once
 
 #include "../cpu/math.h"
+#include "cpu_constants.h"
 #include "cpu_types.h"
 
 namespace rlk {
@@ -17,7 +18,7 @@ RLK_INLINE Int64 vocab(const Args& a) {
   return kV >= 0 ? kV : a.vocab;
 }
 template <class Args>
-RLK_INLINE bool has_softcap(const Args& a) {
+RLK_INLINE bool is_capped(const Args& a) {
   return kSoftcap >= 0 ? kSoftcap : a.softcap != 0;
 }
 template <class Args>
@@ -46,7 +47,7 @@ template <class Args>
 RLK_INLINE Logit logit(const Args& a, VecF dot, float bias, VecF inverse_temperature) {
   VecF x = dot + bias, slope = splat(1.0f);
   if (kLogitScale != 0) x = x * a.logit_scale;
-  if (has_softcap(a)) {
+  if (is_capped(a)) {
     const Tanh t = tanh(x * a.inverse_softcap);
     x = t.value * a.softcap;
     slope = t.slope;
@@ -125,7 +126,7 @@ RLK_INLINE VecF logit_gradient(const Args& a, Logit x, const GradientValues& row
                         ? fma(-row.of_entropy, exponent_factor(l) + row.entropy, row.rest)
                         : row.rest;
   VecF dz = fma(of_p, exp(l), select(is_target, row.grad, splat(0.0f)));
-  if (has_softcap(a)) dz = dz * x.slope;
+  if (is_capped(a)) dz = dz * x.slope;
   // A column of -inf has no gradient, not even as the target; a row of only -inf stays NaN.
   return select((x.z == none) & (row.max != none), splat(0.0f), dz);
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/cuda/device_error.h"
+#include "common/logp/options.h"
 
 namespace rlk {
 
@@ -23,7 +24,7 @@ struct LogpCudaRowGrad {
 };
 
 // Rows of a call are numbered 0 to num_rows. Workspace is 256-byte aligned.
-struct LogpCudaRows {
+struct LogpCudaRows : LogitOptions {
   // Kernels read vocab where kV is -1; it is equal to the constant elsewhere.
   long long vocab, num_rows;
 
@@ -35,10 +36,6 @@ struct LogpCudaRows {
   LogpCudaArray target;       // [num_rows] integers
   LogpCudaArray temperature;  // [num_rows] floats or null: inverse_temperature for all
   float inverse_temperature;
-  // Read where kSoftcap, kLogitScale are not 0. Where one is -1: a softcap of 0 is none, a
-  // logit_scale of 1 changes nothing.
-  float softcap, inverse_softcap;
-  float logit_scale;
   LogpCudaArray mask;  // [num_rows] or null
   int has_ignore_index;
   long long ignore_index;

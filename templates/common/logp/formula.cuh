@@ -8,9 +8,19 @@
 
 namespace rlk {
 
+// Constants of the templates: kSoftcap 1: the softcap of the arguments; 0: none; -1: run-time, none
+// where it is 0. kLogitScale 1 or -1: the logit_scale of the arguments; 0: 1.
+constexpr bool kMayBeCapped = kSoftcap != 0, kIsCapRunTime = kSoftcap < 0;
+
 // The same in all threads of a launch.
-RLK_DEVICE bool has_softcap(const LogpCudaRows& a) {
-  return kSoftcap < 0 ? a.softcap != 0.0f : kSoftcap != 0;
+RLK_DEVICE bool has_cap_argument(const LogpCudaRows& a) {
+  return kMayBeCapped && a.softcap != 0.0f;
+}
+RLK_DEVICE bool is_capped(const LogpCudaRows& a) {
+  return kIsCapRunTime ? has_cap_argument(a) : kMayBeCapped;
+}
+RLK_DEVICE float capped(const LogpCudaRows& a, float x) {
+  return a.softcap * tanh_f32(x * a.inverse_softcap);
 }
 constexpr bool kMayHaveEntropy = kEntropy != 0;
 

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// Constants of every CPU template of logits, to which the JIT gives their values.
+#pragma once
+
+extern "C" {
+extern const long long kX;           // type of what the logits come from: a TypeCode; never -1
+extern const long long kV;           // vocabulary size, or -1: run-time args->vocab
+extern const long long kSoftcap;     // 1: applied, 0: none, -1: run-time, as LogitOptions says
+extern const long long kLogitScale;  // likewise
+extern const long long kEntropy;  // forward: is asked for, backward: has a gradient; 0, 1, or -1:
+                                  // run-time pointers
+}
