@@ -53,17 +53,32 @@ PyObject* torch_member(const char* path, const char* name) {
   return member;
 }
 
+// torch.Tensor, once torch is imported; null before.
+PyTypeObject* tensor_type() {
+  static PyObject* type = nullptr;
+  if (type == nullptr) type = torch_member("torch", "Tensor");
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+// Adds the arguments that are torch tensors to one dictionary, the others to another.
+void split_tensors(const py::dict& arguments, const py::dict& tensors, const py::dict& others) {
+  PyObject *name = nullptr, *value = nullptr;
+  Py_ssize_t at = 0;
+  while (PyDict_Next(arguments.ptr(), &at, &name, &value)) {
+    const py::dict& into = PyObject_TypeCheck(value, tensor_type()) ? tensors : others;
+    if (PyDict_SetItem(into.ptr(), name, value) != 0) throw py::error_already_set();
+  }
+}
+
 // Whether one of the arguments is a torch tensor that needs a gradient here, or may carry a
 // tangent. A call with torch tensors has imported torch; rlk never does.
 bool needs_autograd(const py::dict& arguments) {
-  static PyObject* tensor_type = nullptr;
   static PyObject* is_grad_enabled = nullptr;
   static PyObject* forward_ad = nullptr;
   static PyObject* const level_name = PyUnicode_InternFromString("_current_level");
   static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
   if (forward_ad == nullptr) {
-    if (tensor_type == nullptr) tensor_type = torch_member("torch", "Tensor");
-    if (tensor_type == nullptr) return false;
+    if (tensor_type() == nullptr) return false;
     if (is_grad_enabled == nullptr) is_grad_enabled = torch_member("torch", "is_grad_enabled");
     if (is_grad_enabled == nullptr) return false;
     forward_ad = torch_member("torch.autograd", "forward_ad");
@@ -82,7 +97,7 @@ bool needs_autograd(const py::dict& arguments) {
   PyObject *name = nullptr, *value = nullptr;
   Py_ssize_t at = 0;
   while (PyDict_Next(arguments.ptr(), &at, &name, &value)) {
-    if (!PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(tensor_type))) continue;
+    if (!PyObject_TypeCheck(value, tensor_type())) continue;
     if (may_have_tangents) return true;
     const auto needs = py::reinterpret_steal<py::object>(PyObject_GetAttr(value, requires_grad));
     if (!needs) throw py::error_already_set();
@@ -97,6 +112,8 @@ void bind_parameter_tables(py::module_& module) {
   module.def("ops", ops);
   module.def("parameters", parameters, py::arg("op"));
   module.def("needs_autograd", needs_autograd, py::arg("arguments"));
+  module.def("split_tensors", split_tensors, py::arg("arguments"), py::arg("tensors"),
+             py::arg("others"));
 }
 
 }  // namespace rlk::bind

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rlk import _core
 from rlk._ops.common import PARAMETERS, Arguments
 from rlk.errors import Fault, Unsupported, fail
 
@@ -35,10 +36,10 @@ def once(op: str, compute: Callable[[], Any], *inputs: Any) -> Any:
     return Gradients.apply(op, compute, *inputs) if torch.is_grad_enabled() else compute()
 
 
-def check_operands(op: str, arguments: Arguments, *names: str) -> list[Any]:
+def check_operands(op: str, arguments: Arguments, names: tuple[str, ...]) -> list[Any]:
     """The arguments that have gradients, where they are torch tensors (or None) that may have."""
-    operands = [arguments[name] for name in names]
-    for name, operand in zip(names, operands, strict=True):
+    for name in names:
+        operand = arguments[name]
         if operand is not None and not isinstance(operand, torch.Tensor):
             fail(
                 op,
@@ -47,7 +48,7 @@ def check_operands(op: str, arguments: Arguments, *names: str) -> list[Any]:
                 type(operand).__name__,
             )
     refuse_tangents(op, arguments, names)
-    return operands
+    return [arguments[name] for name in names]
 
 
 def refuse_tangents(op: str, arguments: Arguments, names: Iterable[str]) -> None:
@@ -63,30 +64,39 @@ def refuse_tangents(op: str, arguments: Arguments, names: Iterable[str]) -> None
             raise Unsupported(Fault(op, name, expected, "one with it"))
 
 
+#: The options of logits that are numbers, and what may be given for each.
+_NUMBERS = {
+    name: "tensor" if kind == "number_per_row" else "number"
+    for name, (kind, _) in PARAMETERS["logp"].items()
+    if "number" in kind
+}
+
+
 def refuse_options(op: str, arguments: Arguments) -> None:
     """Options of logits through which a gradient would have to flow."""
-    numbers = {
-        name: "tensor" if kind == "number_per_row" else "number"
-        for name, (kind, _) in PARAMETERS["logp"].items()
-        if "number" in kind
-    }
-    refuse_tangents(op, arguments, numbers)
-    for name, what in numbers.items():
+    refuse_tangents(op, arguments, _NUMBERS)
+    for name, what in _NUMBERS.items():
         value = arguments[name]
         if isinstance(value, torch.Tensor) and value.requires_grad:
             fail(op, name, f"a {what} that needs no gradient", "one that does")
 
 
-def save(ctx: Any, arguments: Arguments, **made: Any) -> None:
+def save(ctx: Any, *given: Arguments) -> None:
     """Keeps arguments, and what a forward made, for `restored`.
 
     Tensors are torch's to keep: it refuses a backward after an in-place change of one.
     """
-    kept = {**arguments, **made}
-    ctx.names = [name for name, value in kept.items() if isinstance(value, torch.Tensor)]
-    ctx.plain = {name: value for name, value in kept.items() if name not in ctx.names}
-    ctx.save_for_backward(*(kept[name] for name in ctx.names))
+    tensors: Arguments = {}
+    ctx.plain = {}
+    for arguments in given:
+        _core.split_tensors(arguments, tensors, ctx.plain)
+    ctx.names = tuple(tensors)
+    ctx.save_for_backward(*tensors.values())
 
 
 def restored(ctx: Any) -> Arguments:
-    return {**ctx.plain, **dict(zip(ctx.names, ctx.saved_tensors, strict=True))}
+    """What was saved; on a backward the stream is torch's current one."""
+    arguments = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+    arguments.update(ctx.plain)
+    arguments["stream"] = None
+    return arguments

@@ -18,7 +18,7 @@ class _GrpoLoss(torch.autograd.Function):
         loss, figures, saved, made = forward(call, True)
         # The gradient for an upstream of 1, which is what a loss mostly gets.
         ctx.gradient = made if made is not None else gradient({**call.logp, **saved})
-        save(ctx, call.logp, **saved)
+        save(ctx, call.logp, saved)
         ctx.mark_non_differentiable(figures)
         ctx.set_materialize_grads(False)
         return loss, figures
@@ -27,7 +27,7 @@ class _GrpoLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Any, *_: Any) -> Any:
         if upstream is None:
             return None, None
-        arguments = {**restored(ctx), "stream": None}
+        arguments = restored(ctx)
         # Handed out once: whoever got it may write to it.
         made, ctx.gradient = ctx.gradient, None
 
@@ -39,6 +39,6 @@ class _GrpoLoss(torch.autograd.Function):
 
 def grpo_loss(call: Call, arguments: Arguments) -> GrpoLoss:
     """`rlk.jit.grpo_loss` where policy_logits need a gradient."""
-    (policy_logits,) = check_operands("grpo_loss", arguments, "policy_logits")
+    (policy_logits,) = check_operands("grpo_loss", arguments, ("policy_logits",))
     refuse_options("grpo_loss", arguments)
     return result(*_GrpoLoss.apply(policy_logits, call))

@@ -9,13 +9,7 @@ import torch
 
 from rlk import _core
 from rlk._ops.common import Arguments
-from rlk._ops.torch_common import (
-    check_operands,
-    once,
-    refuse_options,
-    restored,
-    save,
-)
+from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
 from rlk.errors import Fault, Unsupported, fail
 
 
@@ -66,30 +60,31 @@ class _Logp(torch.autograd.Function):
 
 def _forward(ctx: Any, forward: Any, arguments: Arguments) -> Any:
     log_prob, entropy, lse, row_max, row_log_sum = forward(arguments, True)
-    # The entropy is saved as an output: its gradient needs it.
-    save(ctx, arguments, row_max=row_max, row_log_sum=row_log_sum, entropy=entropy)
+    save(ctx, arguments, {"row_max": row_max, "row_log_sum": row_log_sum, "entropy": entropy})
     ctx.set_materialize_grads(False)  # an output that the loss has not stays without a gradient
     return log_prob, entropy, lse
 
 
 def _backward_arguments(ctx: Any, upstream: tuple[Any, ...]) -> Arguments | None:
     """None where no output has a gradient."""
-    if all(grad is None for grad in upstream):
+    grad_output, grad_entropy, grad_lse = upstream
+    if grad_output is grad_entropy is grad_lse is None:
         return None
-    names = ("grad_output", "grad_entropy", "grad_lse")
-    return {**restored(ctx), **dict(zip(names, upstream, strict=True)), "stream": None}
+    arguments = restored(ctx)
+    arguments.update(grad_output=grad_output, grad_entropy=grad_entropy, grad_lse=grad_lse)
+    return arguments
 
 
 def linear_logp(arguments: Arguments) -> Any:
     """(log_prob, entropy, lse), None where not asked for."""
-    operands = check_operands("linear_logp", arguments, "hidden", "weight", "bias")
+    operands = check_operands("linear_logp", arguments, ("hidden", "weight", "bias"))
     refuse_options("linear_logp", arguments)
     return _LinearLogp.apply(*operands, arguments)
 
 
 def logp(arguments: Arguments) -> Any:
     """(log_prob, entropy, lse), None where not asked for."""
-    (logits,) = check_operands("logp", arguments, "logits")
+    (logits,) = check_operands("logp", arguments, ("logits",))
     refuse_options("logp", arguments)
     result = _Logp.apply(logits, arguments)
     # By now the core has seen that it is a flag.

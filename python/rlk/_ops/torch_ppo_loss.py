@@ -50,7 +50,7 @@ class _PpoLoss(torch.autograd.Function):
 def ppo_loss(call: Call, stream: int | None) -> PpoLoss:
     """`rlk.jit.ppo_loss` where log_probs or entropy need a gradient."""
     given = call._asdict()
-    check_operands("ppo_loss", given, "log_probs")
+    check_operands("ppo_loss", given, ("log_probs",))
     refuse_tangents("ppo_loss", given, ("entropy",))
     written: list[Any] = []  # beside autograd, which would look at each as at an output
     loss = _PpoLoss.apply(call.log_probs, call.entropy, call, stream, written)

@@ -16,7 +16,7 @@ class _RatioKl(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, policy_logits: Any, call: Call) -> Any:
         found, saved = forward(call, True)
-        save(ctx, call.logp, **saved)
+        save(ctx, call.logp, saved)
         ctx.set_materialize_grads(False)  # an output that the loss has not stays without a gradient
         return tuple(found)
 
@@ -24,7 +24,7 @@ class _RatioKl(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Any) -> Any:
         if all(grad is None for grad in upstream):
             return None, None
-        arguments = {**restored(ctx), "stream": None}
+        arguments = restored(ctx)
 
         def compute() -> Any:
             return gradient(*upstream, arguments)
@@ -34,6 +34,6 @@ class _RatioKl(torch.autograd.Function):
 
 def ratio_kl(call: Call, arguments: Arguments) -> RatioKl:
     """`rlk.jit.ratio_kl` where policy_logits need a gradient."""
-    (policy_logits,) = check_operands("ratio_kl", arguments, "policy_logits")
+    (policy_logits,) = check_operands("ratio_kl", arguments, ("policy_logits",))
     refuse_options("ratio_kl", arguments)
     return RatioKl(*_RatioKl.apply(policy_logits, call))
