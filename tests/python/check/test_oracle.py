@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlk.check import contract, oracle
+from rlk.check import contract, loss_oracle, oracle
 from rlk.check.case import Case
 from rlk.check.specs import SPECS
 
@@ -154,3 +154,30 @@ def test_the_specialized_suite_has_few_sizes() -> None:
     assert len({tuple(case.sizes.values()) for case in cases}) == 4
     values = {(name, value) for options in SPEC.option_sets for name, value in options.items()}
     assert all(name in SPEC.option_values for name, _ in values)
+
+
+def test_the_oracle_of_the_losses_agrees_with_finite_differences() -> None:
+    """At random points away from ties."""
+    rng = np.random.default_rng(0)
+    lp, old, a, ref = rng.normal(size=(4, 3, 5))
+    for options in (
+        {},
+        {"policy_loss": "sapo"},
+        {"policy_loss": "gpg"},
+        {"use_dual_clip": True, "clip_ratio_c": 1.5},
+        {"kl_coef": 0.5},
+        {"kl_coef": 0.5, "kl_estimator": "k2", "kl_weight": "ratio"},
+        {"policy_loss": "gspo", "advantages_of_sequence": True},
+    ):
+        own = {k: v for k, v in options.items() if k != "advantages_of_sequence"}
+        given = a[:, 0] if "advantages_of_sequence" in options else a
+
+        def loss(x: np.ndarray, own: dict = own, given: np.ndarray = given) -> float:
+            return loss_oracle.ppo_loss(x, old, given, ref_log_probs=ref, **own).loss
+
+        grad = loss_oracle.ppo_loss(lp, old, given, ref_log_probs=ref, **own).grad
+        for at in np.ndindex(lp.shape):
+            step = np.zeros(lp.shape)
+            step[at] = 1e-6
+            slope = (loss(lp + step) - loss(lp - step)) / 2e-6
+            assert slope == pytest.approx(grad[at], rel=1e-5, abs=1e-8), (options, at)

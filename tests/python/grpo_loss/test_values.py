@@ -6,11 +6,11 @@ import re
 import numpy as np
 import pytest
 from devices import jit, on_cpu_alone
-from grpo import Exactly, Tokens, draw, two_columns
+from grpo import Tokens, draw, two_columns
 from layouts import LAYOUTS, turned
 from paths import GOLDEN
 from problems import DTYPES
-from reference import assert_within, same_bits
+from reference import Exactly, assert_within, same_bits
 
 import rlk
 

@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 from devices import on_cpu_alone
-from logits import Exact, Logits, draw
+from logits import Logits, draw
 from problems import DTYPES
-from reference import assert_within, same_bits
+from reference import Exact, assert_within, same_bits
 
 import rlk
 

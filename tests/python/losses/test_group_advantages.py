@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from devices import get, jit, on_cpu_alone, torch_name
-from losses import expected_advantages, leave_one_out
 from paths import GOLDEN
 from problems import numpy_type
+from reference import expected_advantages, leave_one_out
 
 import rlk
 from rlk.losses import ADVANTAGES, DIALECTS

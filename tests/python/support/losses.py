@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -134,40 +133,3 @@ OPTION_SETS = [
     {"use_tis": True, "tis_mode": "mask", "tis_imp_ratio_cap": 1.5, "kl_coef": 1.0},
     {"kl_coef": 0.3, "kl_gradient": "unbiased", "kl_weight": "ratio", "kl_output_clamp": 5.0},
 ]
-
-
-def leave_one_out(x, ddof, eps, eps_mode):
-    """Each against the others, one by one: un-normalised where their std is 0 or none."""
-    found = np.zeros(len(x))
-    for j in range(len(x)):
-        others = np.delete(x, j)
-        found[j] = x[j] - others.mean()
-        if len(others) > ddof and (others != others[0]).any():
-            std = others.std(ddof=ddof)
-            found[j] /= std + eps if eps_mode == "add" else max(std, eps)
-    return found
-
-
-def expected_advantages(
-    rewards, starts, normalize="std", ddof=1, eps=1e-6, eps_mode="add", group_of_one="zero"
-):
-    """In float64, group by group."""
-    rewards = np.asarray(rewards, np.float64)
-    found = np.zeros(len(rewards))
-    for first, last in pairwise(starts):
-        x = rewards[first:last]
-        if len(x) == 1 and group_of_one == "reward":
-            found[first] = x[0]
-        if (x == x[0]).all():
-            continue
-        if normalize == "loo_std":
-            found[first:last] = leave_one_out(x, ddof, eps, eps_mode)
-            continue
-        std = np.sqrt(((x - x.mean()) ** 2).sum() / max(len(x) - ddof, 1))
-        below = {
-            "std": std + eps if eps_mode == "add" else max(std, eps),
-            "center": 1.0,
-            "rloo": (len(x) - 1) / len(x),
-        }[normalize]
-        found[first:last] = (x - x.mean()) / below
-    return found
