@@ -4,8 +4,12 @@
 Each test asks `explain` first that its call is of that way.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
+from grpo import Tokens
 from on_device import DEVICE, graph_of, spaced, transposed
 from reference import same_bits
 from tensors import torch
@@ -36,31 +40,30 @@ OPTIONS = [
 ]
 
 
-class Batch:
-    """Arguments by name. `rows` and `length` of the tokens, ragged, some far off the clip."""
-
-    def __init__(self, vocab, dtype="bfloat16", rows=ROWS, length=LENGTH):
-        g = torch.Generator(DEVICE).manual_seed(vocab)
-        kind = {"generator": g, "device": DEVICE}
-        dtype = getattr(torch, dtype)
-        self.policy = (2 * torch.randn(rows, length, vocab, **kind)).to(dtype)
-        self.ref = (self.policy + 0.3 * torch.randn(rows, length, vocab, **kind)).to(dtype)
-        self.ids = torch.randint(vocab, (rows, length), **kind)
-        lengths = torch.randint(length + 1, (rows, 1), **kind)
-        self.mask = torch.arange(length, device=DEVICE) < lengths
-        log_probs = rlk.jit.logp(self.policy, self.ids)
-        self.old = log_probs + 0.3 * torch.randn(rows, length, **kind)
-        self.rollout = self.old + 0.1 * torch.randn(rows, length, **kind)
-        self.rewards = torch.randn(rows, **kind)
-
-    def but(self, **changes):
-        made = Batch.__new__(Batch)
-        vars(made).update(vars(self) | changes)
-        return made
+@dataclass(frozen=True)
+class Batch(Tokens):
+    rollout: Any
 
     def arguments(self, options):
         ref = None if "ref_logps" in options else self.ref
         return self.policy, ref, self.ids, self.old, self.rewards, self.mask
+
+
+def draw(vocab, dtype="bfloat16", rows=ROWS, length=LENGTH):
+    """Drawn on the device: ragged, some far off the clip."""
+    g = torch.Generator(DEVICE).manual_seed(vocab)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, device=DEVICE)
+
+    policy = (2 * normal(rows, length, vocab)).to(getattr(torch, dtype))
+    ref = (policy + 0.3 * normal(rows, length, vocab)).to(policy.dtype)
+    ids = torch.randint(vocab, (rows, length), generator=g, device=DEVICE)
+    lengths = torch.randint(length + 1, (rows, 1), generator=g, device=DEVICE)
+    mask = torch.arange(length, device=DEVICE) < lengths
+    old = rlk.jit.logp(policy, ids) + 0.3 * normal(rows, length)
+    rollout = old + 0.1 * normal(rows, length)
+    return Batch(policy, ref, ids, mask, old, normal(rows), rollout)
 
 
 def chosen(options, b):
@@ -113,7 +116,7 @@ def assert_same(found, want):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_options(options, dtype):
-    b = Batch(1000, dtype)
+    b = draw(1000, dtype)
     for upstream in (1.0, -2.5):
         assert_same(at_once(b, upstream, **options), by_parts(b, upstream, **options))
 
@@ -122,7 +125,7 @@ def test_options(options, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [1, 2, 191, 193, 1002, 3331, 8004, 20000, 40004])
 def test_vocabularies(vocab, dtype):
-    b = Batch(vocab, dtype)
+    b = draw(vocab, dtype)
     if vocab == 1:  # log p is 0 and has no gradient
         found, want = at_once(b), by_parts(b)
         assert all(same_bits(x, y) for x, y in zip(found, want, strict=True))
@@ -136,12 +139,12 @@ def test_vocabularies(vocab, dtype):
 )
 def test_long_rows(vocab, dtype):
     sms = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    b = Batch(vocab, dtype, rows=4 * sms, length=4)
+    b = draw(vocab, dtype, rows=4 * sms, length=4)
     assert_same(at_once(b), by_parts(b))
 
 
 def test_specialized_is_generic():
-    b = Batch(3331)
+    b = draw(3331)
     want = at_once(b), at_once(b, softcap=3.0)
     rlk.jit.configure(specialize=True, policy="sync")
     before = rlk.jit.cache_info().fallbacks
@@ -151,7 +154,7 @@ def test_specialized_is_generic():
 
 
 def test_layouts_and_types():
-    b = Batch(1000)
+    b = draw(1000)
     want = at_once(b)
     for change in (transposed, spaced):
         assert_same(at_once(b.but(policy=change(b.policy), ref=change(b.ref))), want)
@@ -166,12 +169,12 @@ def test_layouts_and_types():
 
 
 def test_every_token_is_active_without_a_mask():
-    b = Batch(1000)
+    b = draw(1000)
     assert_same(at_once(b.but(mask=None)), at_once(b.but(mask=torch.ones_like(b.mask))))
 
 
 def test_packed_is_padded():
-    b = Batch(1000)
+    b = draw(1000)
     want = at_once(b)
     kept = b.mask.clone()
     kept[:, 0] = True  # inactive tokens too
@@ -186,7 +189,7 @@ def test_packed_is_padded():
 
 # Rewards, too, are [N] then.
 def test_as_many_packed_tokens_as_sequences():
-    b = Batch(193, rows=3000, length=2)
+    b = draw(193, rows=3000, length=2)
     lengths = 2 * torch.randint(2, (1500, 1), device=DEVICE).repeat(1, 2)
     lengths[:, 1] = 2 - lengths[:, 0]
     kept = torch.arange(2, device=DEVICE) < lengths.view(3000, 1)
@@ -202,7 +205,7 @@ def test_as_many_packed_tokens_as_sequences():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inactive_tokens_may_hold_anything(dtype):
-    b = Batch(3331, dtype)
+    b = draw(3331, dtype)
     want = at_once(b)
     wild = b.but(**{name: getattr(b, name).clone() for name in ("policy", "ref", "old", "ids")})
     for tensor in (wild.policy, wild.ref, wild.old):
@@ -216,7 +219,7 @@ def test_inactive_tokens_may_hold_anything(dtype):
 
 
 def test_a_graph_captures_it():
-    b = Batch(3331)
+    b = draw(3331)
     want = at_once(b, 2.0)
     graph, found = graph_of(lambda: at_once(b, 2.0))
     for tensor in found:
@@ -227,7 +230,7 @@ def test_a_graph_captures_it():
 
 # From a graph, so that no later launch of the same call tells the error first.
 def test_an_id_out_of_range_shows():
-    b = Batch(1000)
+    b = draw(1000)
     graph, (loss, _, _, grad) = graph_of(lambda: at_once(b))
     at = tuple(b.mask.nonzero()[0].tolist())
     b.ids[at] = 1000
@@ -239,7 +242,7 @@ def test_an_id_out_of_range_shows():
 
 
 def test_nan_shows():
-    b = Batch(1000)
+    b = draw(1000)
     at = tuple(b.mask.nonzero()[0].tolist())
     b.policy[(*at, 5)] = torch.nan
     found, want = at_once(b), by_parts(b)
@@ -249,7 +252,7 @@ def test_nan_shows():
 
 
 def test_errors_name_the_arguments():
-    b = Batch(1000)
+    b = draw(1000)
     for changes, match in (
         ({"mask": b.mask.to(torch.complex64)}, "grpo_loss: completion_mask"),
         ({"rewards": b.rewards[1:]}, "grpo_loss: rewards"),
@@ -264,10 +267,10 @@ def test_errors_name_the_arguments():
 
 
 def test_few_rows_are_left_to_the_parts():
-    b = Batch(1000, rows=8)
+    b = draw(1000, rows=8)
     told = rlk.jit.explain(rlk.jit.grpo_loss, *b.arguments({}), backward=True, **GROUPS)
     assert told.kernel.startswith("logp.")
-    b = Batch(1000)
+    b = draw(1000)
     for options in ({"policy_loss": "gspo"}, {"entropy_coef": 0.1}):
         told = rlk.jit.explain(
             rlk.jit.grpo_loss, *b.arguments({}), backward=True, **GROUPS, **options

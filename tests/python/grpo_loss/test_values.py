@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from devices import jit, on_cpu_alone
-from grpo import Tokens, draw, two_columns
+from grpo import Tokens, draw, filled, two_columns, with_garbage, with_nan
 from layouts import LAYOUTS, turned
 from paths import GOLDEN
 from problems import DTYPES
@@ -186,18 +186,8 @@ def test_importance_weights():
 def test_inactive_tokens_may_hold_anything(dtype):
     """SkyRL #1633, OpenRLHF #1240, RL-Kernel #161: no bit changes, in no argument."""
     p = draw(dtype=dtype)
-    off = ~p.mask
-
-    def fill(x):
-        x = x.copy()
-        x[off] = np.resize([np.nan, np.inf, -np.inf, 1e30, -1e4], x[off].shape).astype(x.dtype)
-        return x
-
-    ids = p.ids.copy()
-    ids[off] = np.resize([-100, 210, 2**62, -1], off.sum())
-    with np.errstate(all="ignore"):
-        garbage = Tokens(fill(p.policy), fill(p.ref), ids, p.mask, fill(p.old), p.rewards)
-        rollout = {"use_tis": True, "rollout_logprobs": fill(p.old)}
+    off, garbage = ~p.mask, with_garbage(p)
+    rollout = {"use_tis": True, "rollout_logprobs": filled(p.old, off)}
     assert garbage.loss(**PAIRS) == p.loss(**PAIRS)
     grad = garbage.grad(**PAIRS)
     assert same_bits(grad, p.grad(**PAIRS))
@@ -242,13 +232,8 @@ def test_far_beyond_the_clamps():
 
 def test_a_nan_in_an_active_token_is_shown():
     p = draw()
-    at = tuple(np.argwhere(p.mask)[0])
-    policy = p.policy.copy()
-    policy[at] = np.nan
-    bad = p.but(policy=policy)
+    bad, _, others = with_nan(p)
     assert np.isnan(bad.loss(**PAIRS).loss)
-    others = np.ones_like(p.mask)
-    others[at] = False
     assert same_bits(bad.grad(**PAIRS)[others], p.grad(**PAIRS)[others])
 
 

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 from devices import jit, on_cpu_alone
-from grpo import Tokens, draw, two_columns
+from grpo import Tokens, draw, filled, two_columns, with_garbage, with_nan
 from layouts import LAYOUTS, turned
 from paths import GOLDEN
 from problems import DTYPES
@@ -111,20 +111,8 @@ def test_bits_are_those_of_logp():
 def test_inactive_tokens_may_hold_anything(dtype):
     """RL-Kernel #161, #162; SkyRL #1633; AReaL #1412: no bit changes, in no argument."""
     p = draw(dtype=dtype)
-    off = ~p.mask
-    wild = np.array([np.nan, np.inf, -np.inf, 1e30, -1e4])
-
-    def fill(x):
-        x = x.copy()
-        x[off] = np.resize(wild, x[off].shape).astype(x.dtype)
-        return x
-
-    ids = p.ids.copy()
-    ids[off] = np.resize([-100, 210, 2**62, -1], off.sum())
-    with np.errstate(all="ignore"):
-        garbage = Tokens(fill(p.policy), fill(p.ref), ids, p.mask, fill(p.old), p.rewards)
-        g_ratio, g_kl = (fill(g) for g in upstream(p))
-        ref_logps = fill(p.old)
+    off, garbage = ~p.mask, with_garbage(p)
+    g_ratio, g_kl = (filled(g, off) for g in upstream(p))
     for options in ({}, {"kl": "k1"}, {"log_ratio_clamp": np.inf, "kl_clamp": np.inf}):
         for got, want in zip(garbage.ratio_kl(**options), p.ratio_kl(**options), strict=True):
             assert same_bits(got, want)
@@ -133,7 +121,7 @@ def test_inactive_tokens_may_hold_anything(dtype):
         grad = garbage.ratio_kl_grad(g_ratio, g_kl, **options)
         assert same_bits(grad, p.ratio_kl_grad(*upstream(p), **options))
         assert same_bits(grad[off], np.zeros_like(grad[off]))
-    got = garbage.ratio_kl(ref_logps=ref_logps)
+    got = garbage.ratio_kl(ref_logps=filled(p.old, off))
     assert same_bits(got.kl, p.ratio_kl(ref_logps=p.old).kl)
 
 
@@ -178,13 +166,8 @@ def test_far_beyond_the_clamps():
 
 def test_a_nan_stays_in_its_token():
     p = draw()
-    at = tuple(np.argwhere(p.mask)[0])
-    policy = p.policy.copy()
-    policy[at] = np.nan
-    bad, good = p.but(policy=policy), p.ratio_kl()
-    found = bad.ratio_kl()
-    others = np.ones_like(p.mask)
-    others[at] = False
+    bad, at, others = with_nan(p)
+    found, good = bad.ratio_kl(), p.ratio_kl()
     for got, want in zip(found, good, strict=True):
         assert np.isnan(got[at])
         assert same_bits(got[others], want[others])

@@ -83,6 +83,32 @@ def draw(
     )
 
 
+def filled(x: np.ndarray, off: np.ndarray) -> np.ndarray:
+    """x with anything where `off`."""
+    x = x.copy()
+    with np.errstate(all="ignore"):
+        wild = np.resize([np.nan, np.inf, -np.inf, 1e30, -1e4], x[off].shape)
+        x[off] = wild.astype(x.dtype)
+    return x
+
+
+def with_garbage(p: Tokens) -> Tokens:
+    """Anything in the inactive tokens of every argument."""
+    off = ~p.mask
+    ids = p.ids.copy()
+    ids[off] = np.resize([-100, 210, 2**62, -1, 2**40], off.sum())
+    wild = {name: filled(getattr(p, name), off) for name in ("policy", "ref", "old")}
+    return p.but(ids=ids, **wild)
+
+
+def with_nan(p: Tokens) -> tuple[Tokens, tuple[int, ...], np.ndarray]:
+    """NaN in a logit of an active token; its place, and where all the others are."""
+    at = tuple(np.argwhere(p.mask)[0])
+    policy, others = p.policy.copy(), np.ones_like(p.mask)
+    policy[at], others[at] = np.nan, False
+    return p.but(policy=policy), at, others
+
+
 def two_columns(log_probs) -> np.ndarray:
     """Logits whose first column has these log-probs; those above 0 are of inactive tokens."""
     x = np.asarray(log_probs, np.float64)
