@@ -102,7 +102,7 @@ def bench(run: Run) -> list[list[Command]]:
 PARTS = (
     Part("build", 200, build),
     Part("ctest", 60, ctest),
-    Part("pytest", 150, pytest, must_say=r"\b\d+ passed"),  # not: all skipped
+    Part("pytest", 200, pytest, must_say=r"\b\d+ passed"),  # not: all skipped
     Part("check", 100, check),
     Part("sanitize", 90, sanitize, must_say="SUMMARY: 0"),
     Part("bench", 100, bench),
