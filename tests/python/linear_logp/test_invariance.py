@@ -100,6 +100,7 @@ def test_a_row_has_the_same_bits_on_every_level_and_any_threads(level, dtype):
     want = results(p)  # specialized, all rows, all threads
     assert f"@{level}" in rlk.jit.explain(rlk.jit.linear_logp, *p.operands).kernel
     check_batches(p, want)
+    check_orders(p, want)
     for threads in (1, 2, 5):
         rlk.jit.configure(num_threads=threads)
         assert_rows(p, want, slice(None), f"{threads} threads")
@@ -117,6 +118,15 @@ def test_a_row_has_the_same_bits_in_every_batch(dtype, specialize):
     check_batches(whole(dtype), want)
 
 
+def check_orders(p: Problem, want: tuple) -> np.ndarray:
+    order = np.random.default_rng(0).permutation(len(p.target))
+    assert_rows(p, want, order, "in another order")
+    assert_rows(p, want, slice(None, None, -1), "backwards")
+    assert_rows(p, want, slice(3, None, 7), "each seventh")
+    assert_rows(p, want, np.full(300, 123), "one row 300 times")
+    return order
+
+
 def check_batches(p: Problem, want: tuple) -> None:
     rows = len(p.target)
     for size in (*BATCHES, *MORE_BATCHES[devices.name()]):
@@ -129,12 +139,7 @@ def check_batches(p: Problem, want: tuple) -> None:
 def test_order_neighbours_and_micro_batches(dtype):
     p, want = whole(dtype), wanted(dtype)
     rlk.jit.configure(specialize=False)
-    order = np.random.default_rng(0).permutation(len(p.target))
-    assert_rows(p, want, order, "in another order")
-    assert_rows(p, want, slice(None, None, -1), "backwards")
-    assert_rows(p, want, slice(3, None, 7), "each seventh")
-    assert_rows(p, want, np.full(300, 123), "one row 300 times")
-    for part in np.array_split(order, 5):
+    for part in np.array_split(check_orders(p, want), 5):
         assert_rows(p, want, part, "a fifth of the rows")
 
 
