@@ -47,18 +47,61 @@ def zeros(*shape, kind="float32"):
 
 
 THREE = "float32, bfloat16 or float16"
+GATHERED = r"\[V, 8\] .*; a sharded weight must be gathered.*"
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("float64", "float64"), ("complex64", "complex64"), ("int32", "int32"), ("bool", "bool")],
-)
-def test_dtype_of_hidden(kind, name):
-    refused(
-        f"hidden: expected dtype {THREE}, got {name}",
-        hidden=zeros(ROWS, DIM, kind=kind),
-        weight=zeros(VOCAB, DIM, kind=kind),
-    )
+def list_of(shape):
+    return re.escape(str(list(shape)))
+
+
+WRONG = [
+    *(
+        ({"hidden": zeros(ROWS, DIM, kind=k), "weight": zeros(VOCAB, DIM, kind=k)},
+         f"hidden: expected dtype {THREE}, got {k}")
+        for k in ("float64", "complex64", "int32", "bool")
+    ),
+    *(
+        ({name: zeros(*shape, kind="float16")},
+         rf"weight: expected dtype {hidden} \(that of hidden\), got {weight}")
+        for name, shape, hidden, weight in (
+            ("weight", (VOCAB, DIM), "float32", "float16"),
+            ("hidden", (ROWS, DIM), "float16", "float32"),
+        )
+    ),
+    ({"bias": zeros(VOCAB, kind="float16")},
+     "bias: expected dtype float32 or float32, got float16"),
+    *(
+        ({"target": zeros(ROWS, kind=kind)}, f"target: expected an integer dtype, got {kind}")
+        for kind in ("float32", "bool", "complex128")
+    ),
+    *(
+        ({"weight": zeros(*shape), "bias": None},
+         rf"weight: expected shape \[V, 8\] with V and D at least 1, got {list_of(shape)}")
+        for shape in ((VOCAB, DIM + 1), (DIM, VOCAB), (VOCAB * DIM,), (1, VOCAB, DIM), ())
+    ),
+    # What a sharded parameter looks like outside of its gather.
+    *(
+        ({"weight": zeros(*shape), "bias": None}, f"weight: expected shape {GATHERED}")
+        for shape in ((0,), (0, DIM), (VOCAB, 0))
+    ),
+    ({"hidden": zeros(ROWS, 0), "weight": zeros(VOCAB, 0)},
+     r"weight: expected shape \[V, 0\] with V and D at least 1, got .*"),
+    ({"hidden": np.array(1, np.float32)}, r"hidden: expected shape \[..., D\], got \[\]"),
+    *(
+        ({"bias": zeros(*shape)}, rf"bias: expected shape \[50\], got {list_of(shape)}")
+        for shape in ((VOCAB - 1,), (VOCAB, 1), (1,), ())
+    ),
+    ({"mask": zeros(ROWS, kind="complex64")},
+     "mask: expected a bool, integer or floating dtype, got complex64"),
+    ({"temperature": np.ones(ROWS, np.int64)},
+     "temperature: expected a number or a floating dtype, got int64"),
+]  # fmt: skip
+
+
+@on_each_device
+@pytest.mark.parametrize(("changed", "message"), WRONG, ids=lambda x: x if "got" in x else "")
+def test_dtypes_and_shapes(changed, message):
+    refused(message, **changed)
 
 
 @pytest.mark.parametrize("kind", [">f4", "O", "U3", "longdouble", "datetime64[s]"])
@@ -66,21 +109,7 @@ def test_dtypes_without_a_name(kind):
     refused(f"hidden: expected dtype {THREE}, got .*", hidden=zeros(ROWS, DIM).astype(kind))
 
 
-@on_each_device
-def test_dtype_of_weight_follows_hidden():
-    refused(
-        r"weight: expected dtype float32 \(that of hidden\), got float16",
-        weight=zeros(VOCAB, DIM, kind="float16"),
-    )
-    refused(
-        r"weight: expected dtype float16 \(that of hidden\), got float32",
-        hidden=zeros(ROWS, DIM, kind="float16"),
-    )
-
-
-def test_dtype_of_bias():
-    message = "bias: expected dtype float32 or float32, got float16"
-    refused(message, bias=zeros(VOCAB, kind="float16"))
+def test_bias_of_another_short_type():
     sizes = {"hidden": (ROWS, DIM), "weight": (VOCAB, DIM)}
     half = {name: zeros(*size, kind="float16") for name, size in sizes.items()}
     bias = zeros(VOCAB).astype(numpy_type("bfloat16"))
@@ -88,64 +117,15 @@ def test_dtype_of_bias():
 
 
 @on_each_device
-@pytest.mark.parametrize("kind", ["float32", "bool", "complex128"])
-def test_dtype_of_target(kind):
-    refused(f"target: expected an integer dtype, got {kind}", target=zeros(ROWS, kind=kind))
-
-
-@on_each_device
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((VOCAB, DIM + 1), r"\[50, 9\]"),
-        ((DIM, VOCAB), r"\[8, 50\]"),
-        ((VOCAB * DIM,), r"\[400\]"),
-        ((1, VOCAB, DIM), r"\[1, 50, 8\]"),
-        ((), r"\[\]"),
-    ],
-)
-def test_shape_of_weight(shape, message):
-    refused(
-        rf"weight: expected shape \[V, 8\] with V and D at least 1, got {message}",
-        weight=zeros(*shape),
-        bias=None,
-    )
-
-
-@on_each_device
-@pytest.mark.parametrize("shape", [(0,), (0, DIM), (VOCAB, 0)])
-def test_a_weight_that_lies_elsewhere(shape):
-    # What a sharded parameter looks like outside of its gather.
-    message = r"weight: expected shape \[V, 8\] .*; a sharded weight must be gathered.*"
-    refused(message, weight=zeros(*shape), bias=None)
-
-
-def test_no_hidden_size():
-    refused(
-        r"weight: expected shape \[V, 0\] with V and D at least 1, got .*",
-        hidden=zeros(ROWS, 0),
-        weight=zeros(VOCAB, 0),
-    )
-    refused(r"hidden: expected shape \[..., D\], got \[\]", hidden=np.array(1, np.float32))
-
-
-@on_each_device
 @pytest.mark.parametrize("shape", [(ROWS - 1,), (ROWS + 1,), (ROWS, 1), (1, ROWS), (), (0,)])
 def test_arguments_of_one_value_a_row(shape):
-    got = re.escape(str(list(shape)))
-    message = rf"expected shape \[4\], got {got}"
+    message = rf"expected shape \[4\], got {list_of(shape)}"
     refused(f"target: {message}", target=zeros(*shape, kind="int64"))
     refused(f"mask: {message}", mask=zeros(*shape, kind="bool"))
     if shape:  # without axes it is a number
         refused(f"temperature: {message}", temperature=np.ones(shape))
     with pytest.raises(rlk.InvalidArgument, match=f"^linear_logp: grad_output: {message}$"):
         jit.linear_logp_backward(zeros(*shape), **arguments())
-
-
-@on_each_device
-@pytest.mark.parametrize("shape", [(VOCAB - 1,), (VOCAB, 1), (1,), ()])
-def test_shape_of_bias(shape):
-    refused(rf"bias: expected shape \[50\], got {re.escape(str(list(shape)))}", bias=zeros(*shape))
 
 
 @pytest.mark.parametrize(
@@ -187,11 +167,6 @@ def test_what_is_no_temperature(bad, got):
     refused(message, temperature=bad)
 
 
-def test_integer_temperatures_a_row():
-    message = "temperature: expected a number or a floating dtype, got int64"
-    refused(message, temperature=np.ones(ROWS, np.int64))
-
-
 @pytest.mark.parametrize(
     ("mask", "got"),
     [
@@ -204,11 +179,6 @@ def test_integer_temperatures_a_row():
 )
 def test_masks_hold_zeros_and_ones(mask, got):
     refused(f"mask: expected 0 or 1, got {got}", mask=mask)
-
-
-def test_dtype_of_mask():
-    message = "mask: expected a bool, integer or floating dtype, got complex64"
-    refused(message, mask=np.ones(ROWS, np.complex64))
 
 
 @on_each_device
