@@ -103,7 +103,10 @@ MainStep main_step_sm90(Driver& driver, const LinearLogpCall& call, const CudaPl
   const auto& args = plan.args;
   const DType dtype = call.hidden.dtype;
   make_tensor_map(&main.maps.hidden, driver, dtype, plan.hidden, tile.rows);
-  make_tensor_map(&main.maps.gathered, driver, dtype, plan.gathered, tile.rows);
+  main.maps.gathered = main.maps.hidden;
+  if (plan.gathered.data != plan.hidden.data) {
+    make_tensor_map(&main.maps.gathered, driver, dtype, plan.gathered, tile.rows);
+  }
   make_tensor_map(&main.maps.weight, driver, dtype,
                   {args.weight, args.vocab, args.dim, args.weight_pitch}, kLogpLeaf);
   return main;
@@ -115,16 +118,18 @@ void launch_fwd(Queue& queue, CudaPlan& plan, const MainStep& main) {
   if (args.rows != nullptr) queue.step(k_fwd_rows, 1, 1024, args);
   queue.pack(k_fwd_pack, plan.operand_copies());
   const Int64 leaves = ceil_div(args.vocab, kLogpLeaf);
-  if (args.next_tile != nullptr) {
+  const auto tiles_of = [&](Int64 first) {
+    return ceil_div(std::min(args.strip_rows, args.num_rows - first), main.rows) * leaves;
+  };
+  // With a block for each tile no block asks for another.
+  if (args.next_tile != nullptr && tiles_of(0) > main.most_blocks) {
     queue.zero(args.next_tile, static_cast<std::size_t>(ceil_div(args.num_rows, args.strip_rows)) *
                                    sizeof(unsigned));
   }
   args.group_tiles = linear_logp_group_tiles(main.rows, args.dim * plan.element_bytes);
   for (Int64 first = 0; first < args.num_rows; first += args.strip_rows) {
     args.first_row = first;
-    const Int64 tiles =
-        ceil_div(std::min(args.strip_rows, args.num_rows - first), main.rows) * leaves;
-    queue.step(k_fwd_main, std::min(tiles, main.most_blocks), main.threads, args, main.shared_bytes,
+    queue.step(k_fwd_main, std::min(tiles_of(first), main.most_blocks), main.threads, args, main.shared_bytes,
                &main.maps);
     queue.step(k_fwd_merge, ceil_div(args.strip_rows, 32), 512, args);
     if (args.next_tile != nullptr) ++args.next_tile;

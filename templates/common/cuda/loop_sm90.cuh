@@ -113,7 +113,7 @@ class LoopSm90 {
     int row0;  // A's first lane of tile row 0
     int num_k;
     Raster raster;
-    unsigned* counter;  // kDynamic: 0 before the launch
+    unsigned* counter;  // kDynamic: 0 before the launch; not read where a block each is enough
   };
 
   // Barriers of a block; a static one of the kernel.
@@ -178,13 +178,14 @@ class LoopSm90 {
       slot.next();
     };
     const unsigned num_tiles = work.raster.num_tiles();
+    const bool counts = kDynamic && gridDim.x < num_tiles;
     unsigned tile = blockIdx.x;
 #pragma unroll 1
     while (tile < num_tiles) {
       publish(static_cast<int>(tile));
       const TilePosition at = work.raster.at(tile);
       // Asked for now, needed when this tile is copied.
-      tile = gridDim.x + (kDynamic ? atomicAdd(work.counter, 1u) : tile);
+      tile = gridDim.x + (counts ? atomicAdd(work.counter, 1u) : tile);
       const int lane_a = work.row0 + static_cast<int>(at.row) * kRows;
       const int lane_b = static_cast<int>(at.col) * kCols;
 #pragma unroll 1
