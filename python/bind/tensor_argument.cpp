@@ -185,8 +185,10 @@ TensorArgument bind_numpy(py::array array, const ArgumentName& argument) {
   return {tensor, {}, owner};
 }
 
-// torch's imag() of a conjugate is a view whose sign is still to be applied.
-bool is_lazily_negated(py::handle object) {
+// torch's imag() of a conjugate is a view whose sign is still to be applied. No complex type is made
+// of bfloat16.
+bool is_lazily_negated(py::handle object, DType dtype) {
+  if (!is_floating(dtype) || dtype == DType::bf16) return false;
   static PyObject* method = PyUnicode_InternFromString("is_neg");
   const auto answer =
       py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object.ptr(), method));
@@ -253,7 +255,7 @@ TensorArgument bind_tensor(py::handle object, const ArgumentName& argument, std:
       throw_not_readable(object, argument);
     }
     const Tensor tensor = view_of(source, argument);
-    if (is_floating(tensor.dtype) && is_lazily_negated(object)) {
+    if (is_lazily_negated(object, tensor.dtype)) {
       // DLPack does not tell that the values in memory have the other sign.
       py::object owner = object.attr("resolve_neg")();
       return {bind_tensor(owner, argument).tensor, {api}, owner};
