@@ -55,11 +55,11 @@ def test_ops_made_of_logp_take_its_options(function):
         assert default_of(found[names.get(name, name)]) == default, name
 
 
-def test_every_op_has_a_docstring_that_names_its_parameters():
-    for op in FUNCTIONS:
-        text = getattr(rlk.jit, op).__doc__
-        for name in inspect.signature(getattr(rlk.jit, op)).parameters:
-            assert name in text or "as `" in text, (op, name)
+@pytest.mark.parametrize("function", ["linear_logp", "logp"])
+def test_the_docstring_names_each_parameter(function):
+    text = getattr(rlk.jit, function).__doc__
+    for name in inspect.signature(getattr(rlk.jit, function)).parameters:
+        assert f"{name}:" in text or f"{name}," in text, name
 
 
 def test_kinds_are_known():
