@@ -72,8 +72,11 @@ def test_agrees_with_torch(dtype):
         rtol *= 10 if sizes is not SIZES and dtype == "float32" else 1
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=2e-5)
         for name in NAMES:
-            got = given[name].grad.double()
-            torch.testing.assert_close(got, wide[name].grad, rtol=rtol, atol=rtol * 0.1)
+            got, want = given[name].grad.double(), wide[name].grad
+            if torch_name() == "cuda" and dtype != "float32":  # its dZ is of 16 bits
+                assert (got - want).norm() / want.norm() < 8e-3, name
+            else:
+                torch.testing.assert_close(got, want, rtol=rtol, atol=rtol * 0.1)
 
 
 @pytest.mark.parametrize("needs", COMBINATIONS, ids="-".join)
@@ -113,7 +116,7 @@ def test_without_a_bias():
 
 
 UPSTREAMS = {
-    "expanded": lambda g: torch.tensor(0.25).expand(3, 4),
+    "expanded": lambda g: torch.tensor(0.25, device=g.device).expand(3, 4),
     "expanded_first": lambda g: g[0, 0].expand(g.shape),
     "narrow": lambda g: torch.cat([g, g], -1)[:, ::2],
     **{
@@ -125,7 +128,7 @@ UPSTREAMS = {
 
 @pytest.mark.parametrize("layout", UPSTREAMS)
 def test_upstream_gradients_of_any_layout(layout):
-    upstream = UPSTREAMS[layout](upstream_of()).to(torch_name())
+    upstream = UPSTREAMS[layout](upstream_of())
     assert not upstream.is_contiguous()
     given = operands()
     rlk.jit.linear_logp(**given).backward(upstream)
