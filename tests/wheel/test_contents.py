@@ -52,10 +52,10 @@ def test_it_holds_the_package_and_nothing_else(archive):
     inside = {name for name in names if ".dist-info/" not in name}
     sources = {
         path.relative_to(ROOT / "python").as_posix()
-        for pattern in ("*.py", "*.pyi", "*.json", "py.typed")
+        for pattern in ("*.py", "*.json", "py.typed")
         for path in (ROOT / "python/rlk").rglob(pattern)
     }
-    built = {"rlk/librlk_llvm.so", "rlk/bin/rlk-jit"}
+    built = {"rlk/_core.pyi", "rlk/librlk_llvm.so", "rlk/bin/rlk-jit"}
     assert inside >= sources | built
     rest = inside - sources - built
     core = {name for name in rest if re.fullmatch(r"rlk/_core\.\S+\.so", name)}
