@@ -5,7 +5,6 @@
 #include "cli/commands.hpp"
 #include "jit/nvrtc/make_nvrtc_compiler.hpp"
 #include "runtime/cuda/launch.hpp"
-#include "runtime/log.hpp"
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -47,7 +46,6 @@ std::string absolute(const std::string& folder) {
 Context make_context(const Options& options, const Terminal& terminal, std::ostream& out,
                      std::ostream& err) {
   Context context{.settings = read_settings(), .extra_layers = {}, .out = out, .err = err};
-  set_log_level(context.settings.log_level);
   if (!options.package.empty()) context.settings.package_folder = absolute(options.package);
   if (!options.cache_dir.empty()) context.settings.cache_dir = absolute(options.cache_dir);
   jit::set_python_folders({options.sites.begin(), options.sites.end()});

@@ -107,7 +107,7 @@ Tuning Dispatcher::tuning(const Op& op, Pass pass, const Device& device) {
   const std::lock_guard lock(mutex_);
   const std::string& forced = session_.config.settings.tile;
   Tuning tuning = forced_tuning(op, forced);
-  if (forced.empty()) {
+  if (forced == k_tuned) {
     const auto found = std::ranges::find_if(*session_.tunings, [&](const TuningRecord& record) {
       return is_of(record, op, pass) && record.device == model;
     });

@@ -56,7 +56,6 @@ struct Preloaded {
 // What may change while a process runs.
 struct Config {
   Settings settings;
-  bool specialize = true;  // false: always the generic variant
 };
 
 // What differs between backends: who compiles and who loads.

@@ -46,7 +46,7 @@ void Dispatcher::stop_instance() {
 Dispatcher& Dispatcher::instance() {
   // Leaked on purpose: other threads may still call while statics are destroyed.
   static Dispatcher* dispatcher = [] {
-    Config config{read_settings(), true};
+    Config config{read_settings()};
     Toolchain cpu{std::make_shared<LlvmCompiler>(config.settings.package_folder),
                   runtime::make_cpu_loader()};
     Toolchain cuda{make_nvrtc_compiler(config.settings), runtime::cuda::make_cuda_loader()};
@@ -109,9 +109,9 @@ void Dispatcher::configure(Config config) {
   const auto forced = [](const std::optional<Target>& target) {
     return target ? static_cast<int>(*target) : k_own_target;
   };
-  cpu_target_ = forced(config.settings.cpu_target);
-  cuda_target_ = forced(config.settings.cuda_target);
-  specialize_ = config.specialize;
+  cpu_target_ = forced(config.settings.arch.cpu);
+  cuda_target_ = forced(config.settings.arch.cuda);
+  specialize_ = config.settings.specialize;
   validate_sync_ = config.settings.validate_sync;
   workspace_bytes_ = std::int64_t{config.settings.workspace_mib} << 20;
   max_sms_ = config.settings.max_sms;

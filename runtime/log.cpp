@@ -3,8 +3,6 @@
 // process can change or drop it.
 #include "runtime/log.hpp"
 
-#include "runtime/error.hpp"
-
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -17,16 +15,22 @@
 namespace rlk {
 namespace {
 
-spdlog::level::level_enum level_of(std::string_view name, std::string_view source) {
-  constexpr std::pair<std::string_view, spdlog::level::level_enum> levels[] = {
-      {"trace", spdlog::level::trace}, {"debug", spdlog::level::debug},
-      {"info", spdlog::level::info},   {"warn", spdlog::level::warn},
-      {"error", spdlog::level::err},   {"off", spdlog::level::off}};
-  for (auto [text, level] : levels) {
-    if (name == text) return level;
+spdlog::level::level_enum spdlog_level(LogLevel level) {
+  switch (level) {
+    case LogLevel::trace:
+      return spdlog::level::trace;
+    case LogLevel::debug:
+      return spdlog::level::debug;
+    case LogLevel::info:
+      return spdlog::level::info;
+    case LogLevel::warn:
+      return spdlog::level::warn;
+    case LogLevel::error:
+      return spdlog::level::err;
+    case LogLevel::off:
+      break;
   }
-  throw InvalidArgument("{}: expected trace, debug, info, warn, error or off, got \"{}\"", source,
-                        name);
+  return spdlog::level::off;
 }
 
 spdlog::sink_ptr sink_to(std::ostream* stream) {
@@ -54,18 +58,14 @@ spdlog::logger& logger() {
 }  // namespace
 
 void Log::write(LogLevel level, fmt::string_view format, fmt::format_args args) noexcept {
-  constexpr spdlog::level::level_enum levels[] = {spdlog::level::debug, spdlog::level::info,
-                                                  spdlog::level::warn};
   try {
-    const auto at = levels[static_cast<int>(level)];
+    const auto at = spdlog_level(level);
     if (logger().should_log(at)) logger().log(at, fmt::vformat(format, args));
   } catch (const std::exception&) {
   }
 }
 
-void set_log_level(std::string_view name, std::string_view source) {
-  logger().set_level(level_of(name, source));
-}
+void set_log_level(LogLevel level) { logger().set_level(spdlog_level(level)); }
 
 std::ostream* set_log_stream(std::ostream* stream) {
   static std::ostream* current = nullptr;

@@ -10,7 +10,7 @@
 
 namespace rlk {
 
-enum class LogLevel { debug, info, warn };
+enum class LogLevel { trace, debug, info, warn, error, off };
 
 // What cannot be formatted is dropped: logging throws nothing.
 class Log {
@@ -38,9 +38,8 @@ class Log {
 
 inline Log log() { return {}; }
 
-// Level names: trace, debug, info, warn, error, off. Throws InvalidArgument on any other,
-// naming where it came from.
-void set_log_level(std::string_view name, std::string_view source = "RLK_LOG");
+// What is below the level is dropped.
+void set_log_level(LogLevel level);
 
 // For tests: the log goes to the stream instead, or to stderr again if null. Returns the one
 // before.

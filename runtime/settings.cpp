@@ -1,48 +1,145 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the environment once and checks each value.
+// Reads, checks and shows settings by their table.
 #include "runtime/settings.hpp"
 
 #include "runtime/error.hpp"
 
 #include <dlfcn.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
+#include <ranges>
 
 namespace rlk {
 namespace {
 
-int number(const char* variable, const std::string& text, int most) {
-  int value = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) value = 0;
-  if (value >= 1 && value <= most) return value;
-  throw InvalidArgument("{}: expected a whole number from 1 to {}, got \"{}\"", variable, most,
-                        text);
+constexpr std::string_view k_size_expected = "a size such as 500M, 1GiB or 0 (no limit)";
+
+[[noreturn]] void refuse(std::string_view source, std::string_view expected,
+                         const std::string& got) {
+  throw InvalidArgument("{}: expected {}, got {}", source, expected, got);
 }
 
-std::vector<std::string> cache_path_named(const std::string& list) {
-  std::vector<std::string> folders;
+std::string in_quotes(std::string_view text) { return fmt::format("\"{}\"", text); }
+
+// The parts between separators, empty ones too.
+std::vector<std::string> split(const std::string& list, char separator) {
+  std::vector<std::string> parts;
   for (std::size_t begin = 0; begin <= list.size();) {
-    const auto end = std::min(list.find(':', begin), list.size());
-    const auto folder = list.substr(begin, end - begin);
+    const auto end = std::min(list.find(separator, begin), list.size());
+    parts.push_back(list.substr(begin, end - begin));
     begin = end + 1;
-    if (folder.empty()) continue;  // as "$RLK_CACHE_PATH:/more" gives where it was unset
-    // Relative to where? Code would be taken from whatever folder a program is started in.
-    if (folder.front() != '/') {
-      throw InvalidArgument(
-          "RLK_CACHE_PATH: expected absolute folders separated by colons, got \"{}\"", folder);
-    }
-    folders.push_back(folder);
   }
-  return folders;
+  return parts;
 }
 
-bool shared_by_group_named(const std::string& text) {
-  if (text == "group" || text == "owner") return text == "group";
-  throw InvalidArgument("RLK_CACHE_SHARED: expected owner or group, got \"{}\"", text);
-}
+// Checks a value and puts it into a field, by the field's type.
+struct Setter {
+  const Setting& setting;
+  const std::string& text;
+  std::string_view source;
+
+  void refuse(const std::string& got) const { rlk::refuse(source, expected(setting), got); }
+
+  template <class Word>
+  void set_word(Word& field) const {
+    const auto& words = setting.values.words;
+    const auto found = std::ranges::find(words, text);
+    if (found == words.end()) refuse(in_quotes(text));
+    field = static_cast<Word>(found - words.begin());
+  }
+  void set(Policy& field) const { set_word(field); }
+  void set(LogLevel& field) const { set_word(field); }
+  void set(bool& field) const { set_word(field); }
+
+  void set(int& field) const {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), field);
+    const bool is_number = error == std::errc{} && end == text.data() + text.size();
+    if (!is_number || field < setting.values.least || field > setting.values.most) {
+      const bool is_text = setting.variable != nullptr && source == setting.variable;
+      refuse(is_text ? in_quotes(text) : text);
+    }
+  }
+  void set(std::optional<int>& field) const { set(field.emplace()); }
+
+  void set(std::uint64_t& field) const { field = bytes_named(text, source); }
+  void set(std::string& field) const { field = text; }
+  void set(std::optional<std::string>& field) const { field = text; }
+
+  void set(std::vector<std::string>& field) const {
+    field.clear();
+    for (const auto& folder : split(text, ':')) {
+      if (folder.empty()) continue;  // as "$RLK_CACHE_PATH:/more" gives where it was unset
+      // Relative to where? Code would be taken from whatever folder a program is started in.
+      if (folder.front() != '/') refuse(in_quotes(folder));
+      field.push_back(folder);
+    }
+  }
+
+  void set(Targets& field) const {
+    field = {};
+    for (const auto& word : split(text, ',')) {
+      const auto target = target_named(word);
+      if (!target) refuse(in_quotes(word));
+      auto& bound = backend(*target) == Backend::cpu ? field.cpu : field.cuda;
+      if (bound) {
+        rlk::refuse(source, "one target a backend", fmt::format("{} and {}", name(*bound), word));
+      }
+      const auto host = host_cpu_target();
+      if (backend(*target) == Backend::cpu && (!host || *target > *host)) {
+        rlk::refuse(source,
+                    fmt::format("a level that this processor runs, at most {}",
+                                host ? name(*host) : "none"),
+                    word);
+      }
+      bound = target;
+    }
+  }
+};
+
+// The text of a field's value.
+struct Getter {
+  using Text = std::optional<std::string>;
+
+  const Setting& setting;
+
+  template <class Word>
+  Text word(Word field) const {
+    return std::string(setting.values.words[static_cast<std::size_t>(field)]);
+  }
+  Text get(Policy field) const { return word(field); }
+  Text get(LogLevel field) const { return word(field); }
+  Text get(bool field) const { return word(field); }
+
+  Text get(int field) const { return std::to_string(field); }
+  Text get(std::optional<int> field) const { return field ? get(*field) : Text(); }
+  Text get(const Text& field) const { return field; }
+
+  Text get(std::uint64_t field) const {
+    constexpr std::string_view units[] = {"", "KiB", "MiB", "GiB", "TiB"};
+    std::size_t unit = 0;
+    for (; field != 0 && field % 1024 == 0 && unit + 1 < std::size(units); ++unit) field /= 1024;
+    return fmt::format("{}{}", field, units[unit]);
+  }
+
+  Text get(const std::vector<std::string>& field) const { return joined(field, ":"); }
+
+  Text get(const Targets& field) const {
+    std::vector<std::string_view> names;
+    for (const auto& target : {field.cpu, field.cuda}) {
+      if (target) names.push_back(name(*target));
+    }
+    return joined(names, ",");
+  }
+
+  template <class Parts>
+  static Text joined(const Parts& parts, const char* separator) {
+    return parts.empty() ? Text() : fmt::format("{}", fmt::join(parts, separator));
+  }
+};
 
 // The folder of the library or program that this code was linked into; rlk-jit lies in its bin/.
 std::filesystem::path folder_of_this_code() {
@@ -57,20 +154,39 @@ std::filesystem::path folder_of_this_code() {
 
 }  // namespace
 
-Policy policy_named(const std::string& text, std::string_view source) {
-  if (text == "sync") return Policy::sync;
-  if (text == "async") return Policy::async;
-  if (text == "off") return Policy::off;
-  throw InvalidArgument("{}: expected sync, async or off, got \"{}\"", source, text);
+SettingKind kind(const Setting& setting) {
+  if (setting.values.most != 0) return SettingKind::number;
+  if (std::holds_alternative<std::optional<std::string> Settings::*>(setting.field)) {
+    return SettingKind::path;
+  }
+  const auto& words = setting.values.words;
+  return !words.empty() && words.front() == "False" ? SettingKind::flag : SettingKind::text;
 }
 
-bool validate_sync_named(const std::string& text, std::string_view source) {
-  if (text == "sync" || text == "async") return text == "sync";
-  throw InvalidArgument("{}: expected async or sync, got \"{}\"", source, text);
+std::string expected(const Setting& setting) {
+  const auto& [words, least, most, unset] = setting.values;
+  const auto is = [&](auto field) {
+    return std::holds_alternative<decltype(field)>(setting.field);
+  };
+  if (most != 0) return fmt::format("a whole number from {} to {}", least, most);
+  if (!words.empty()) {
+    return fmt::format("{} or {}", fmt::join(words.first(words.size() - 1), ", "), words.back());
+  }
+  if (is(&Settings::cache_path)) return "absolute folders separated by colons";
+  if (is(&Settings::cache_size_bytes)) return std::string(k_size_expected);
+  if (is(&Settings::arch)) return "a target such as x86-64-v3 or sm_90a";
+  return is(&Settings::tile) ? "the name of a tile" : "a path";
 }
 
-std::string_view name(Policy policy) {
-  return policy == Policy::sync ? "sync" : policy == Policy::async ? "async" : "off";
+void set_value(Settings& settings, const Setting& setting, const std::string& text,
+               std::string_view source) {
+  const Setter setter{setting, text, source};
+  std::visit([&](auto field) { setter.set(settings.*field); }, setting.field);
+}
+
+std::optional<std::string> value_text(const Settings& settings, const Setting& setting) {
+  const Getter getter{setting};
+  return std::visit([&](auto field) { return getter.get(settings.*field); }, setting.field);
 }
 
 std::uint64_t bytes_named(const std::string& text, std::string_view source) {
@@ -91,61 +207,18 @@ std::uint64_t bytes_named(const std::string& text, std::string_view source) {
   if (error == std::errc{} && factor != 0 && !__builtin_mul_overflow(number, factor, &bytes)) {
     return bytes;
   }
-  throw InvalidArgument("{}: expected a size such as 500M, 1GiB or 0 (no limit), got \"{}\"",
-                        source, text);
-}
-
-void set_arch(Settings& settings, const std::string& list, std::string_view source) {
-  settings.cpu_target = settings.cuda_target = std::nullopt;
-  for (std::size_t begin = 0; begin <= list.size();) {
-    const auto end = std::min(list.find(',', begin), list.size());
-    const auto word = list.substr(begin, end - begin);
-    begin = end + 1;
-    const auto target = target_named(word);
-    if (!target) {
-      throw InvalidArgument("{}: expected a target such as x86-64-v3 or sm_90a, got \"{}\"", source,
-                            word);
-    }
-    auto& bound = backend(*target) == Backend::cpu ? settings.cpu_target : settings.cuda_target;
-    if (bound) {
-      throw InvalidArgument("{}: expected one target a backend, got {} and {}", source,
-                            name(*bound), word);
-    }
-    if (backend(*target) == Backend::cpu) {
-      const auto host = host_cpu_target();
-      if (!host || *target > *host) {
-        throw InvalidArgument("{}: expected a level that this processor runs, at most {}, got {}",
-                              source, host ? name(*host) : "none", word);
-      }
-    }
-    bound = target;
-  }
+  refuse(source, k_size_expected, in_quotes(text));
 }
 
 Settings read_settings(const Lookup& environment) {
   Settings settings;
   settings.package_folder = folder_of_this_code();
-  if (auto text = environment("RLK_JIT")) settings.policy = policy_named(*text);
-  if (auto text = environment("RLK_LOG")) settings.log_level = *text;
-  if (auto text = environment("RLK_ARCH")) set_arch(settings, *text);
-  if (auto text = environment("RLK_NUM_THREADS")) {
-    settings.num_threads = number("RLK_NUM_THREADS", *text, k_max_threads);
+  for (const Setting& setting : all_settings()) {
+    if (setting.variable == nullptr) continue;
+    if (const auto text = environment(setting.variable)) {
+      set_value(settings, setting, *text, setting.variable);
+    }
   }
-  if (auto text = environment("RLK_VALIDATE")) settings.validate_sync = validate_sync_named(*text);
-  if (auto text = environment("RLK_WORKSPACE_MIB")) {
-    settings.workspace_mib = number("RLK_WORKSPACE_MIB", *text, k_max_workspace_mib);
-  }
-  if (auto text = environment("RLK_MAX_KERNELS")) {
-    settings.max_kernels = number("RLK_MAX_KERNELS", *text, k_max_max_kernels);
-  }
-  settings.cache_dir = environment("RLK_CACHE_DIR");
-  if (auto text = environment("RLK_CACHE_PATH")) settings.cache_path = cache_path_named(*text);
-  if (auto text = environment("RLK_CACHE_SHARED")) {
-    settings.cache_shared_by_group = shared_by_group_named(*text);
-  }
-  if (auto text = environment("RLK_CACHE_SIZE")) settings.cache_size_bytes = bytes_named(*text);
-  settings.trace_file = environment("RLK_TRACE");
-  settings.dump_dir = environment("RLK_DUMP_DIR");
   return settings;
 }
 
@@ -156,6 +229,10 @@ std::optional<std::string> process_environment(const char* variable) {
   return value;
 }
 
-Settings read_settings() { return read_settings(process_environment); }
+Settings read_settings() {
+  Settings settings = read_settings(process_environment);
+  set_log_level(settings.log_level);
+  return settings;
+}
 
 }  // namespace rlk

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The environment variables, read once; `rlk.jit.configure` changes a copy of these values.
+// The settings: what the environment says, read once, and what `rlk.jit.configure` changes.
 #pragma once
 
+#include "runtime/log.hpp"
 #include "runtime/target.hpp"
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 namespace rlk {
@@ -17,32 +21,71 @@ namespace rlk {
 // off: never compiles; layers, else the generic variant.
 enum class Policy : std::uint8_t { sync, async, off };
 
-// Each thread has a stack and scratch of its own: a slip of the key must not ask for millions.
-inline constexpr int k_max_threads = 1024;
+// The tile that `rlk-jit tune` chose, or else the op.
+inline constexpr std::string_view k_tuned = "tuned";
 
-inline constexpr int k_max_workspace_mib = 1 << 20;
-inline constexpr int k_max_max_kernels = 1 << 20;
-inline constexpr int k_max_max_sms = 1 << 20;
-
-struct Settings {
-  Policy policy = Policy::sync;          // RLK_JIT
-  std::string log_level = "warn";        // RLK_LOG
-  std::optional<Target> cpu_target;      // RLK_ARCH (a comma-separated list, one a backend)
-  std::optional<Target> cuda_target;     // RLK_ARCH
-  std::optional<int> num_threads;        // RLK_NUM_THREADS
-  std::optional<std::string> cache_dir;  // RLK_CACHE_DIR
-  std::vector<std::string> cache_path;   // RLK_CACHE_PATH: read-only layers, absolute, in order
-  bool cache_shared_by_group = false;    // RLK_CACHE_SHARED
-  std::uint64_t cache_size_bytes = std::uint64_t{1} << 30;  // RLK_CACHE_SIZE; 0: no limit
-  std::optional<std::string> trace_file;  // RLK_TRACE: names of the kernels asked for go there
-  std::optional<std::string> dump_dir;    // RLK_DUMP_DIR: sources that CUDA's compiler refused
-  bool validate_sync = false;             // RLK_VALIDATE: CUDA, values are checked before a launch
-  int workspace_mib = 512;                // RLK_WORKSPACE_MIB: CUDA, of a backward, about
-  int max_sms = 0;                        // CUDA: that a persistent kernel takes; 0: all
-  std::string tile;                       // CUDA: of all calls that have it; empty: chosen
-  int max_kernels = 256;                  // RLK_MAX_KERNELS: specialized ones loaded at once
-  std::filesystem::path package_folder;   // holds librlk_llvm.so and builtin/; beside this code
+// A backend without a target takes what the device has.
+struct Targets {
+  std::optional<Target> cpu, cuda;
 };
+
+// settings.cpp has the table of these fields: names, variables, what each may be.
+struct Settings {
+  Policy policy = Policy::sync;
+  LogLevel log_level = LogLevel::warn;
+  Targets arch;
+  std::optional<int> num_threads;
+  bool specialize = true;
+  std::optional<std::string> cache_dir;
+  std::vector<std::string> cache_path;  // absolute, in order
+  std::uint64_t cache_size_bytes = std::uint64_t{1} << 30;
+  bool cache_shared_by_group = false;
+  bool validate_sync = false;
+  int workspace_mib = 512;
+  int max_kernels = 256;
+  int max_sms = 0;
+  std::string tile{k_tuned};
+  std::optional<std::string> nvrtc;
+  std::optional<std::string> trace_file;
+  std::optional<std::string> dump_dir;
+  std::filesystem::path package_folder;  // holds librlk_llvm.so and builtin/; beside this code
+};
+
+// What a setting may be, besides what the type of its field says.
+struct SettingValues {
+  std::span<const std::string_view> words{};  // of an enum or bool, in the order of its values
+  int least = 0, most = 0;                    // of a number
+  std::string_view unset{};                   // docs/settings.md: what holds where nothing is set
+};
+
+struct Setting {
+  std::string_view name;  // as `configure` takes it; empty: the environment alone sets it
+  const char* variable;   // null: `configure` alone sets it
+  std::variant<Policy Settings::*, LogLevel Settings::*, bool Settings::*, int Settings::*,
+               std::optional<int> Settings::*, std::uint64_t Settings::*, std::string Settings::*,
+               std::optional<std::string> Settings::*, std::vector<std::string> Settings::*,
+               Targets Settings::*>
+      field;
+  SettingValues values;
+  std::string_view meaning;  // docs/settings.md
+};
+
+std::span<const Setting> all_settings();
+
+// What a value is in Python.
+enum class SettingKind : std::uint8_t { text, path, number, flag };
+SettingKind kind(const Setting& setting);
+
+// What it may be, as errors and docs/settings.md say it: "sync, async or off".
+std::string expected(const Setting& setting);
+
+// Throws InvalidArgument, which names the source, on a value that the setting cannot have, such as
+// a CPU level that this host cannot run.
+void set_value(Settings& settings, const Setting& setting, const std::string& text,
+               std::string_view source);
+
+// The text that set_value takes; nothing for an optional that is not set.
+std::optional<std::string> value_text(const Settings& settings, const Setting& setting);
 
 using Lookup = std::function<std::optional<std::string>(const char* name)>;
 
@@ -50,21 +93,12 @@ std::optional<std::string> process_environment(const char* variable);
 
 // Throws InvalidArgument on a value that a variable cannot have, naming the variable.
 Settings read_settings(const Lookup& environment);
+
+// The process's. Sets the log's level too.
 Settings read_settings();
 
-// These throw InvalidArgument, which names where the text came from: a variable, or an argument of
-// configure.
-Policy policy_named(const std::string& text, std::string_view source = "RLK_JIT");
-bool validate_sync_named(const std::string& text, std::string_view source = "RLK_VALIDATE");
-std::string_view name(Policy policy);
-
 // "500000", "512K", "1GiB", "2GB": K, M, G, T and KiB, MiB, ... are powers of 1024, KB, MB, ... of
-// 1000, in either case.
-std::uint64_t bytes_named(const std::string& text, std::string_view source = "RLK_CACHE_SIZE");
-
-// Sets both targets from "x86-64-v3" or "sm_90a,x86-64-v4"; a backend that is not named takes what
-// the device has. Throws InvalidArgument on an unknown name, and on a CPU level that this host
-// cannot run.
-void set_arch(Settings& settings, const std::string& list, std::string_view source = "RLK_ARCH");
+// 1000, in either case. Throws InvalidArgument, which names the source.
+std::uint64_t bytes_named(const std::string& text, std::string_view source);
 
 }  // namespace rlk

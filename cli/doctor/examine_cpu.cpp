@@ -13,7 +13,7 @@ namespace {
 // nullopt: no kernel of ours runs here.
 std::optional<Target> examine_processor(const Context& context, Findings& findings) {
   const auto host = host_cpu_target();
-  const auto target = context.settings.cpu_target ? context.settings.cpu_target : host;
+  const auto target = context.settings.arch.cpu ? context.settings.arch.cpu : host;
   if (!target) {
     findings.push_back(
         {"processor", State::fail, "expected x86-64-v2 or later, got an older or another one"});

@@ -86,7 +86,7 @@ class CudaExamination {
       find("device", State::warn, text + "; expected 8.0 or later", details);
       return;
     }
-    const Target target = context_.settings.cuda_target.value_or(*device.target);
+    const Target target = context_.settings.arch.cuda.value_or(*device.target);
     details["target"] = rlk::name(target);
     text += fmt::format(", target {}", rlk::name(target));
     if (target != *device.target) {

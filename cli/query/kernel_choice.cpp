@@ -102,7 +102,7 @@ std::vector<Target> card_targets(const Settings& settings, runtime::cuda::Driver
   if (driver == nullptr) return targets;
   try {
     for (const auto& device : driver->devices()) {
-      if (device.target) targets.push_back(settings.cuda_target.value_or(*device.target));
+      if (device.target) targets.push_back(settings.arch.cuda.value_or(*device.target));
     }
   } catch (const DriverError&) {
     // A driver without a card, or one that does not work.
@@ -111,9 +111,9 @@ std::vector<Target> card_targets(const Settings& settings, runtime::cuda::Driver
 }
 
 std::vector<Target> own_targets(const Settings& settings) {
-  if (settings.cuda_target) return {*settings.cuda_target};
+  if (settings.arch.cuda) return {*settings.arch.cuda};
   auto targets = card_targets(settings, runtime::cuda::Driver::find());
-  const auto cpu = settings.cpu_target ? settings.cpu_target : host_cpu_target();
+  const auto cpu = settings.arch.cpu ? settings.arch.cpu : host_cpu_target();
   if (targets.empty() && cpu) targets.push_back(*cpu);
   return targets;
 }

@@ -37,8 +37,10 @@ std::shared_ptr<NvrtcCompiler> make_nvrtc_compiler(const Settings& settings,
                                                    std::function<bool()> is_cancelled) {
   return std::make_shared<NvrtcCompiler>(NvrtcCompiler::Options{
       .search =
-          [package = settings.package_folder] {
-            return nvrtc_search(process_environment, package_folders(package));
+          [package = settings.package_folder, named = settings.nvrtc] {
+            auto search = nvrtc_search(process_environment, package_folders(package));
+            search.named = named;
+            return search;
           },
       // What is made for other machines is not bound by this one's driver.
       .driver_version = major ? [] { return std::optional<int>(); } : driver_version,

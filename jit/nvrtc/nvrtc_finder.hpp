@@ -35,7 +35,7 @@ struct NvrtcSearch {
   std::vector<std::filesystem::path> conda_folders, loader_folders, cuda_home_folders;
 };
 
-// From RLK_NVRTC, VIRTUAL_ENV, CONDA_PREFIX, LD_LIBRARY_PATH, CUDA_HOME and CUDA_PATH, the loader's
+// From VIRTUAL_ENV, CONDA_PREFIX, LD_LIBRARY_PATH, CUDA_HOME and CUDA_PATH, the loader's
 // configuration and what is loaded in this process. `site_packages` come before VIRTUAL_ENV's.
 NvrtcSearch nvrtc_search(const Lookup& environment,
                          std::vector<std::filesystem::path> site_packages);

@@ -65,7 +65,6 @@ std::vector<fs::path> read_loader_folders(const fs::path& configuration) {
 
 NvrtcSearch nvrtc_search(const Lookup& environment, std::vector<fs::path> site_packages) {
   NvrtcSearch search;
-  search.named = environment("RLK_NVRTC");
   search.loaded = loaded_files();
   search.site_packages = std::move(site_packages);
   if (const auto venv = environment("VIRTUAL_ENV")) {

@@ -5,7 +5,6 @@
 #include "python/bind/module.hpp"
 #include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
-#include "runtime/log.hpp"
 #include "runtime/thread_pool.hpp"
 #include "templates/common/device_errors.hpp"
 #include "templates/registry.hpp"
@@ -20,51 +19,68 @@
 namespace rlk::bind {
 namespace {
 
-int number(const char* name, int value, int most, int least = 1) {
-  if (value >= least && value <= most) return value;
-  throw InvalidArgument("configure: {}: expected a whole number from {} to {}, got {}", name, least,
-                        most, value);
-}
-
-constexpr const char* k_tuned = "tuned";
-
-// Empty: as tuned.
-std::string tile_named(const std::string& word) {
-  if (word == k_tuned) return "";
+void expect_tile(const std::string& word) {
   std::vector<std::string_view> names = {k_tuned};
   for (const jit::Op* op : templates::ops()) {
     names.insert(names.end(), op->tile_names.begin(), op->tile_names.end());
   }
-  if (std::ranges::find(names, word) != names.end()) return word;
+  if (std::ranges::find(names, word) != names.end()) return;
   throw InvalidArgument("configure: tile: expected one of {}, got \"{}\"", fmt::join(names, ", "),
                         word);
 }
 
-void configure(const std::optional<std::string>& policy, const std::optional<std::string>& arch,
-               const std::optional<std::filesystem::path>& cache_dir,
-               const std::optional<int>& num_threads, const std::optional<std::string>& log,
-               const std::optional<bool>& specialize, const std::optional<std::string>& validate,
-               const std::optional<int>& workspace_mib, const std::optional<int>& max_kernels,
-               const std::optional<int>& max_sms, const std::optional<std::string>& tile) {
+// The text of a value that configure() was given.
+std::string text_of(const Setting& setting, const py::object& value) {
+  const auto expect = [&](bool holds, const char* type) {
+    if (holds) return;
+    throw py::type_error(
+        fmt::format("configure: {}: expected {}, got {}", setting.name, type, shown(value)));
+  };
+  switch (kind(setting)) {
+    case SettingKind::flag:
+      expect(PyBool_Check(value.ptr()), "bool");
+      break;
+    case SettingKind::number:
+      expect(PyLong_Check(value.ptr()) && !PyBool_Check(value.ptr()), "int");
+      return shown(value);
+    case SettingKind::text:
+      expect(PyUnicode_Check(value.ptr()), "str");
+      break;
+    case SettingKind::path: {
+      py::detail::make_caster<std::filesystem::path> path;
+      expect(path.load(value, true), "str or os.PathLike");
+      return py::detail::cast_op<std::filesystem::path&>(path).string();
+    }
+  }
+  return py::str(value);
+}
+
+// The other way round.
+py::object value_of(const Setting& setting, const std::string& text) {
+  switch (kind(setting)) {
+    case SettingKind::flag:
+      return py::bool_(text == "True");
+    case SettingKind::number:
+      return py::int_(std::stoi(text));
+    case SettingKind::text:
+      return py::str(text);
+    case SettingKind::path:
+      break;  // any bytes, as os.fsdecode takes them
+  }
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeFSDefaultAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
+}
+
+void configure(const py::dict& values) {
   auto& dispatcher = jit::Dispatcher::instance();
   jit::Config config = dispatcher.config();
-  if (policy) config.settings.policy = policy_named(*policy, "configure: policy");
-  if (arch) set_arch(config.settings, *arch, "configure: arch");
-  if (cache_dir) config.settings.cache_dir = cache_dir->string();
-  auto& settings = config.settings;
-  if (num_threads) settings.num_threads = number("num_threads", *num_threads, k_max_threads);
-  if (specialize) config.specialize = *specialize;
-  if (validate)
-    config.settings.validate_sync = validate_sync_named(*validate, "configure: validate");
-  if (workspace_mib) {
-    settings.workspace_mib = number("workspace_mib", *workspace_mib, k_max_workspace_mib);
-  }
-  if (max_kernels) settings.max_kernels = number("max_kernels", *max_kernels, k_max_max_kernels);
-  if (max_sms) settings.max_sms = number("max_sms", *max_sms, k_max_max_sms, 0);
-  if (tile) settings.tile = tile_named(*tile);
-  if (log) {  // last, for it takes effect here
-    set_log_level(*log, "configure: log");
-    config.settings.log_level = *log;
+  for (const Setting& setting : all_settings()) {
+    if (setting.name.empty()) continue;
+    const py::object value = values[py::cast(setting.name)];
+    if (value.is_none()) continue;
+    const std::string text = text_of(setting, value);
+    if (setting.name == "tile") expect_tile(text);
+    set_value(config.settings, setting, text, fmt::format("configure: {}", setting.name));
   }
   without_gil([&] { dispatcher.configure(std::move(config)); });
 }
@@ -102,40 +118,45 @@ py::tuple cache_info() {
                         info.loaded, info.alternatives);
 }
 
+// Those in force: a setting that nothing has set has a value too.
 py::dict settings() {
-  const auto config = jit::Dispatcher::instance().config();
-  const auto target = config.settings.cpu_target ? config.settings.cpu_target : host_cpu_target();
-  py::dict result;
-  result["policy"] = std::string(name(config.settings.policy));
-  std::string arch(target ? name(*target) : "");
-  if (const auto forced = config.settings.cuda_target) {
-    arch += arch.empty() ? "" : ",";
-    arch += name(*forced);
-  }
-  result["arch"] = arch;
-  result["num_threads"] = runtime::ThreadPool::instance().num_threads();
-  result["log"] = config.settings.log_level;
-  result["specialize"] = config.specialize;
-  result["validate"] = config.settings.validate_sync ? "sync" : "async";
-  result["workspace_mib"] = config.settings.workspace_mib;
-  result["max_kernels"] = config.settings.max_kernels;
-  result["max_sms"] = config.settings.max_sms;
-  result["tile"] = config.settings.tile.empty() ? k_tuned : config.settings.tile;
+  Settings settings = jit::Dispatcher::instance().config().settings;
+  if (!settings.arch.cpu) settings.arch.cpu = host_cpu_target();
+  settings.num_threads = runtime::ThreadPool::instance().num_threads();
+  settings.cache_dir.reset();
   for (const auto& layer : jit::Dispatcher::instance().store()->layers()) {
-    if (!layer.layer.read_write) continue;
-    const std::string& folder = layer.layer.folder;  // any bytes, as os.fsdecode takes them
-    result["cache_dir"] = py::reinterpret_steal<py::object>(
-        PyUnicode_DecodeFSDefaultAndSize(folder.data(), static_cast<Py_ssize_t>(folder.size())));
+    if (layer.layer.read_write) settings.cache_dir = layer.layer.folder;
+  }
+  py::dict result;
+  for (const Setting& setting : all_settings()) {
+    const auto text = value_text(settings, setting);
+    if (setting.name.empty() || !text) continue;
+    result[py::cast(setting.name)] = value_of(setting, *text);
   }
   return result;
+}
+
+// For the tests that compare the table with what is written by hand.
+py::list settings_table() {
+  py::list table;
+  for (const Setting& setting : all_settings()) {
+    constexpr const char* types[] = {"str", "str | os.PathLike[str]", "int", "bool"};
+    py::dict row;
+    row["name"] = setting.name;
+    row["variable"] = setting.variable != nullptr ? setting.variable : "";
+    row["type"] = types[static_cast<int>(kind(setting))];
+    row["values"] = expected(setting);
+    row["default"] = value_text({}, setting).value_or(std::string(setting.values.unset));
+    row["meaning"] = setting.meaning;
+    table.append(row);
+  }
+  return table;
 }
 
 }  // namespace
 
 void bind_settings(py::module_& module) {
-  module.def("configure", configure, py::arg("policy"), py::arg("arch"), py::arg("cache_dir"),
-             py::arg("num_threads"), py::arg("log"), py::arg("specialize"), py::arg("validate"),
-             py::arg("workspace_mib"), py::arg("max_kernels"), py::arg("max_sms"), py::arg("tile"));
+  module.def("configure", configure, py::arg("values"));
   module.def("check_errors", check_errors);
   module.def("wait", wait);
   // Before the interpreter ends: libraries that a compile uses are destroyed after that.
@@ -148,6 +169,7 @@ void bind_settings(py::module_& module) {
   jit::set_python_folders(std::move(folders));
   module.def("cache_info", cache_info);
   module.def("settings", settings);
+  module.def("settings_table", settings_table);
 }
 
 }  // namespace rlk::bind

@@ -72,13 +72,6 @@ def cache_info() -> CacheInfo:
     return CacheInfo(*_core.cache_info())
 
 
-def _expect(kind: type, **values: object) -> None:
-    for name, value in values.items():
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (is_number if kind is int else isinstance(value, kind)):
-            raise TypeError(f"configure: {name}: expected {kind.__name__}, got {value!r}")
-
-
 def configure(
     *,
     policy: str | None = None,
@@ -125,23 +118,7 @@ def configure(
     Example:
         >>> rlk.jit.configure(policy="off")
     """
-    _expect(str, policy=policy, arch=arch, log=log, validate=validate, tile=tile)
-    _expect(int, num_threads=num_threads, workspace_mib=workspace_mib, max_kernels=max_kernels)
-    _expect(int, max_sms=max_sms)
-    _expect(bool, specialize=specialize)
-    _core.configure(
-        policy,
-        arch,
-        cache_dir,
-        num_threads,
-        log,
-        specialize,
-        validate,
-        workspace_mib,
-        max_kernels,
-        max_sms,
-        tile,
-    )
+    _core.configure(locals())
 
 
 def settings() -> dict[str, Any]:

@@ -215,7 +215,7 @@ TEST_F(DispatcherCudaTest, PolicyOffNeverCompiles) {
 
 TEST_F(DispatcherCudaTest, AnArchForcesEveryDevicesTarget) {
   Config forced = config();
-  forced.settings.cuda_target = Target::compute_80;
+  forced.settings.arch.cuda = Target::compute_80;
   auto dispatcher = make(forced);
   for (const int device : {0, 2}) {
     auto call = fake_cuda_call(7, device);
@@ -243,7 +243,7 @@ TEST_F(DispatcherCudaTest, SettingsReachTheLaunch) {
   dispatcher->run(call);
   EXPECT_EQ(call.settings.workspace_bytes, 3 << 20);
   EXPECT_TRUE(call.settings.validate_sync);
-  config.settings.workspace_mib = k_max_workspace_mib;
+  config.settings.workspace_mib = 1 << 20;
   config.settings.validate_sync = false;
   dispatcher->configure(config);
   dispatcher->run(call);

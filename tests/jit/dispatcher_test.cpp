@@ -35,7 +35,7 @@ class DispatcherTest : public ::testing::Test {
   std::unique_ptr<Dispatcher> make(Policy policy = Policy::sync) {
     Config config;
     config.settings.policy = policy;
-    config.settings.log_level = "off";
+    config.settings.log_level = LogLevel::off;
     config.settings.cache_dir = folder_ / "cache";
     config.settings.package_folder = folder_ / "package";
     return std::make_unique<Dispatcher>(config, Toolchain{compiler_, loader_});
@@ -212,7 +212,7 @@ TEST_F(DispatcherTest, SpecializeOffRunsTheGenericAndIsNoFallback) {
   make_builtin_layer();
   auto dispatcher = make();
   auto config = dispatcher->config();
-  config.specialize = false;
+  config.settings.specialize = false;
   dispatcher->configure(config);
   auto call = fake_call(7);
   dispatcher->run(call);

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 namespace rlk {
@@ -23,6 +24,10 @@ Settings read(const Environment& environment) {
   });
 }
 
+const Setting& setting(std::string_view name) {
+  return *std::ranges::find(all_settings(), name, &Setting::name);
+}
+
 std::string refused(const std::string& variable, const std::string& text) {
   return what<InvalidArgument>([&] { read({{variable, text}}); });
 }
@@ -30,9 +35,9 @@ std::string refused(const std::string& variable, const std::string& text) {
 TEST(Settings, Defaults) {
   const Settings settings = read({});
   EXPECT_EQ(settings.policy, Policy::sync);
-  EXPECT_EQ(settings.log_level, "warn");
-  EXPECT_EQ(settings.cpu_target, std::nullopt);
-  EXPECT_EQ(settings.cuda_target, std::nullopt);
+  EXPECT_EQ(settings.log_level, LogLevel::warn);
+  EXPECT_EQ(settings.arch.cpu, std::nullopt);
+  EXPECT_EQ(settings.arch.cuda, std::nullopt);
   EXPECT_EQ(settings.num_threads, std::nullopt);
   EXPECT_EQ(settings.cache_dir, std::nullopt);
   EXPECT_TRUE(settings.cache_path.empty());
@@ -54,38 +59,61 @@ TEST(Settings, EveryVariableIsRead) {
                                   {"RLK_CACHE_PATH", "/a:/b c"},
                                   {"RLK_CACHE_SHARED", "group"},
                                   {"RLK_CACHE_SIZE", "2G"},
+                                  {"RLK_NVRTC", "/nvrtc"},
+                                  {"RLK_TRACE", "/trace"},
                                   {"RLK_DUMP_DIR", "/dump"},
                                   {"RLK_VALIDATE", "sync"},
                                   {"RLK_WORKSPACE_MIB", "64"},
                                   {"RLK_MAX_KERNELS", "7"}});
   EXPECT_EQ(settings.policy, Policy::off);
-  EXPECT_EQ(settings.log_level, "info");
-  EXPECT_EQ(settings.cpu_target, Target::x86_64_v2);
-  EXPECT_EQ(settings.cuda_target, Target::sm_90a);
+  EXPECT_EQ(settings.log_level, LogLevel::info);
+  EXPECT_EQ(settings.arch.cpu, Target::x86_64_v2);
+  EXPECT_EQ(settings.arch.cuda, Target::sm_90a);
   EXPECT_EQ(settings.num_threads, 3);
   EXPECT_EQ(settings.cache_dir, "/cache");
   EXPECT_EQ(settings.cache_path, (std::vector<std::string>{"/a", "/b c"}));
   EXPECT_TRUE(settings.cache_shared_by_group);
   EXPECT_EQ(settings.cache_size_bytes, std::uint64_t{2} << 30);
+  EXPECT_EQ(settings.nvrtc, "/nvrtc");
+  EXPECT_EQ(settings.trace_file, "/trace");
   EXPECT_EQ(settings.dump_dir, "/dump");
   EXPECT_TRUE(settings.validate_sync);
   EXPECT_EQ(settings.workspace_mib, 64);
   EXPECT_EQ(settings.max_kernels, 7);
 }
 
+// What is shown of a value is what sets it.
+TEST(Settings, EveryValueIsShownAsItIsTaken) {
+  const std::map<std::string_view, std::string> texts = {
+      {"policy", "async"},        {"arch", "x86-64-v2,sm_80"},   {"num_threads", "5"},
+      {"log", "error"},           {"specialize", "False"},       {"validate", "sync"},
+      {"workspace_mib", "9"},     {"max_kernels", "8"},          {"max_sms", "7"},
+      {"tile", "64-static"},      {"cache_dir", "/d"},           {"RLK_CACHE_PATH", "/a:/b"},
+      {"RLK_CACHE_SIZE", "3MiB"}, {"RLK_CACHE_SHARED", "group"}, {"RLK_NVRTC", "/n"},
+      {"RLK_TRACE", "/t"},        {"RLK_DUMP_DIR", "/u"}};
+  EXPECT_EQ(texts.size(), all_settings().size());
+  for (const Setting& setting : all_settings()) {
+    const std::string& text = texts.at(setting.name.empty() ? setting.variable : setting.name);
+    Settings settings;
+    EXPECT_NE(value_text(settings, setting), text);
+    set_value(settings, setting, text, "test");
+    EXPECT_EQ(value_text(settings, setting), text);
+  }
+}
+
 TEST(Settings, AnArchBindsItsBackendAlone) {
   for (const Target target : cuda_targets()) {
     const Settings settings = read({{"RLK_ARCH", std::string(name(target))}});
-    EXPECT_EQ(settings.cuda_target, target);
-    EXPECT_EQ(settings.cpu_target, std::nullopt);
+    EXPECT_EQ(settings.arch.cuda, target);
+    EXPECT_EQ(settings.arch.cpu, std::nullopt);
   }
-  EXPECT_EQ(read({{"RLK_ARCH", "x86-64-v2"}}).cuda_target, std::nullopt);
-  EXPECT_EQ(read({{"RLK_ARCH", "sm_80,x86-64-v2"}}).cpu_target, Target::x86_64_v2);
+  EXPECT_EQ(read({{"RLK_ARCH", "x86-64-v2"}}).arch.cuda, std::nullopt);
+  EXPECT_EQ(read({{"RLK_ARCH", "sm_80,x86-64-v2"}}).arch.cpu, Target::x86_64_v2);
   // configure(arch=) says anew what is bound.
   Settings settings = read({{"RLK_ARCH", "x86-64-v2,sm_80"}});
-  set_arch(settings, "compute_80");
-  EXPECT_EQ(settings.cuda_target, Target::compute_80);
-  EXPECT_EQ(settings.cpu_target, std::nullopt);
+  set_value(settings, setting("arch"), "compute_80", "configure: arch");
+  EXPECT_EQ(settings.arch.cuda, Target::compute_80);
+  EXPECT_EQ(settings.arch.cpu, std::nullopt);
 }
 
 TEST(Settings, AnUnknownArchIsRefused) {
@@ -127,6 +155,11 @@ TEST(Settings, MaxKernels) {
     EXPECT_EQ(refused("RLK_MAX_KERNELS", text),
               "RLK_MAX_KERNELS: expected a whole number from 1 to 1048576, got \"" + text + "\"");
   }
+}
+
+TEST(Settings, LogLevel) {
+  EXPECT_EQ(refused("RLK_LOG", "loud"),
+            "RLK_LOG: expected trace, debug, info, warn, error or off, got \"loud\"");
 }
 
 TEST(Settings, CachePath) {
@@ -191,14 +224,16 @@ TEST(Settings, Policy) {
 // An error of configure(policy="on") that spoke of RLK_JIT would send its reader to the
 // environment.
 TEST(Settings, AnErrorNamesWhereTheTextCameFrom) {
-  EXPECT_EQ(what<InvalidArgument>([] { policy_named("on", "configure: policy"); }),
-            "configure: policy: expected sync, async or off, got \"on\"");
-  EXPECT_EQ(what<InvalidArgument>([] { validate_sync_named("on", "configure: validate"); }),
-            "configure: validate: expected async or sync, got \"on\"");
-  Settings settings;
-  EXPECT_TRUE(what<InvalidArgument>([&] {
-                set_arch(settings, "on", "configure: arch");
-              }).starts_with("configure: arch: expected a target"));
+  const auto refused = [](std::string_view name, const std::string& text) {
+    Settings settings;
+    return what<InvalidArgument>(
+        [&] { set_value(settings, setting(name), text, fmt::format("configure: {}", name)); });
+  };
+  EXPECT_EQ(refused("policy", "on"), "configure: policy: expected sync, async or off, got \"on\"");
+  EXPECT_EQ(refused("validate", "on"), "configure: validate: expected async or sync, got \"on\"");
+  EXPECT_EQ(refused("max_sms", "-1"),  // a number, there
+            "configure: max_sms: expected a whole number from 0 to 1048576, got -1");
+  EXPECT_TRUE(refused("arch", "on").starts_with("configure: arch: expected a target"));
 }
 
 TEST(Settings, AnEmptyVariableIsUnset) {

@@ -272,7 +272,7 @@ TEST_F(TuneTest, OtherCardsHaveNothingToTune) {
             "rlk-jit: cuda:0 (Fake H100 number 0): nothing to tune: its kernels, of sm_80, have "
             "one tile\n");
   fake_.capabilities = {{9, 0}};
-  settings_.cuda_target = Target::compute_80;
+  settings_.arch.cuda = Target::compute_80;
   EXPECT_NE(tune().err.find("of compute_80, have one tile"), std::string::npos);
   EXPECT_TRUE(stored().empty());
 }

@@ -169,7 +169,7 @@ TEST_F(ExamineCudaTest, NoDeviceOfUse) {
 
 TEST_F(ExamineCudaTest, AnArchIsTold) {
   add_fake_nvrtc();
-  settings_.cuda_target = Target::compute_80;
+  settings_.arch.cuda = Target::compute_80;
   const auto findings = examine();
   expect_part(of(findings, "device")[0], State::good,
               "target compute_80 (could be sm_90a; RLK_ARCH says another)");
