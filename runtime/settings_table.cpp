@@ -12,106 +12,64 @@ constexpr std::string_view k_flag[] = {"False", "True"};
 constexpr std::string_view k_cache_shared[] = {"owner", "group"};
 
 constexpr Setting k_settings[] = {
-    {"policy",
-     "RLK_JIT",
-     &Settings::policy,
-     {.words = k_policies},
-     "What a call does if its kernel is neither loaded nor cached: `sync` compiles it first; "
-     "`async` runs the generic kernel and compiles in the background, for which `rlk.jit.wait()` "
-     "waits; `off` runs the generic kernel and never compiles. Results are the same bits"},
-    {"arch",
-     "RLK_ARCH",
-     &Settings::arch,
-     {.unset = "what each device has"},
-     "Targets to compile for, separated by commas, one per backend: see [targets](#targets)"},
-    {"num_threads",
-     "RLK_NUM_THREADS",
-     &Settings::num_threads,
-     {.least = 1,
-      .most = 1024,
-      .unset = "the least of CPU affinity, cgroup quota and `OMP_NUM_THREADS`"},
-     "Threads of the CPU kernels. Results do not depend on it"},
-    {"log",
-     "RLK_LOG",
-     &Settings::log_level,
-     {.words = k_log_levels},
-     "The lowest level of messages that are written to stderr"},
-    {"specialize",
-     nullptr,
-     &Settings::specialize,
-     {.words = k_flag},
-     "`False`: every call runs a generic kernel, so that no shape is compiled. Results are the "
-     "same bits"},
-    {"validate",
-     "RLK_VALIDATE",
-     &Settings::validate_sync,
-     {.words = k_validate},
-     "CUDA: when wrong values in tensors are found: see [validation](#validation)"},
-    {"workspace_mib",
-     "RLK_WORKSPACE_MIB",
-     &Settings::workspace_mib,
-     {.least = 1, .most = 1 << 20},
-     "CUDA: MiB of temporary memory that a backward takes, about; one leaf of 192 columns for "
-     "all rows is the least. Copies of tensors whose strides the kernels cannot read come on "
-     "top. Results do not depend on it"},
-    {"max_kernels",
-     "RLK_MAX_KERNELS",
-     &Settings::max_kernels,
-     {.least = 1, .most = 1 << 20},
-     "Specialized kernels that a process keeps loaded; beyond it the least recently used is "
-     "unloaded, and loaded from the cache when it is called again. A kernel that a CUDA graph "
-     "has captured is never unloaded"},
-    {"max_sms",
-     nullptr,
-     &Settings::max_sms,
-     {.least = 0, .most = 1 << 20},
-     "CUDA: multiprocessors that a persistent kernel takes, so that others are left for "
-     "communication; 0: all. Results do not depend on it"},
-    {"tile",
-     nullptr,
-     &Settings::tile,
-     {},
-     "CUDA, for measurements: the tile of every kernel that has several, by its name in "
-     "`rlk-jit tune`, such as `64-static`; `tuned`: what `tune` chose for this GPU, see "
-     "[tiles](caching.md#tiles). Results do not depend on it"},
-    {"cache_dir",
-     "RLK_CACHE_DIR",
-     &Settings::cache_dir,
-     {.unset = "`$XDG_CACHE_HOME/rlk`, else `~/.cache/rlk`"},
-     "Folder of the read-write cache layer, made at the first store"},
-    {"",
-     "RLK_CACHE_PATH",
-     &Settings::cache_path,
-     {.unset = "none"},
-     "Folders of read-only cache layers, asked in order after `RLK_CACHE_DIR` and before the "
-     "built-in layer"},
-    {"",
-     "RLK_CACHE_SIZE",
-     &Settings::cache_size_bytes,
-     {},
-     "Budget of the read-write cache folder, see [caching](caching.md)"},
-    {"",
-     "RLK_CACHE_SHARED",
-     &Settings::cache_shared_by_group,
-     {.words = k_cache_shared},
-     "`group`: members of the cache folder's group may write it and their entries are used"},
-    {"",
-     "RLK_NVRTC",
-     &Settings::nvrtc,
-     {.unset = "the newest that fits the driver"},
-     "File of the NVRTC to compile with, such as `/opt/cuda/lib64/libnvrtc.so.12`; no other is "
-     "tried"},
-    {"",
-     "RLK_TRACE",
-     &Settings::trace_file,
-     {.unset = "none"},
-     "File that gets the name of each kernel that is asked for, each once, one per line, from "
-     "any number of processes: `rlk-jit warm --trace FILE` compiles them elsewhere"},
-    {"",
-     "RLK_DUMP_DIR",
-     &Settings::dump_dir,
-     {.unset = "the temp folder, at most 16 files per process"},
-     "Folder for the source of a CUDA kernel that does not compile; the error names the file"},
+    Setting("policy", "RLK_JIT", &Settings::policy, {.words = k_policies},
+            "What a call does if its kernel is neither loaded nor cached: `sync` compiles it "
+            "first; `async` runs the generic kernel and compiles in the background, for which "
+            "`rlk.jit.wait()` waits; `off` runs the generic kernel and never compiles. Results "
+            "are the same bits"),
+    Setting("arch", "RLK_ARCH", &Settings::arch, {.unset = "what each device has"},
+            "Targets to compile for, separated by commas, one per backend: see "
+            "[targets](#targets)"),
+    Setting("num_threads", "RLK_NUM_THREADS", &Settings::num_threads,
+            {.least = 1,
+             .most = 1024,
+             .unset = "the least of CPU affinity, cgroup quota and `OMP_NUM_THREADS`"},
+            "Threads of the CPU kernels. Results do not depend on it"),
+    Setting("log", "RLK_LOG", &Settings::log_level, {.words = k_log_levels},
+            "The lowest level of messages that are written to stderr"),
+    Setting("specialize", nullptr, &Settings::specialize, {.words = k_flag},
+            "`False`: every call runs a generic kernel, so that no shape is compiled. Results "
+            "are the same bits"),
+    Setting("validate", "RLK_VALIDATE", &Settings::validate_sync, {.words = k_validate},
+            "CUDA: when wrong values in tensors are found: see [validation](#validation)"),
+    Setting("workspace_mib", "RLK_WORKSPACE_MIB", &Settings::workspace_mib,
+            {.least = 1, .most = 1 << 20},
+            "CUDA: MiB of temporary memory that a backward takes, about; one leaf of 192 "
+            "columns for all rows is the least. Copies of tensors whose strides the kernels "
+            "cannot read come on top. Results do not depend on it"),
+    Setting("max_kernels", "RLK_MAX_KERNELS", &Settings::max_kernels, {.least = 1, .most = 1 << 20},
+            "Specialized kernels that a process keeps loaded; beyond it the least recently "
+            "used is unloaded, and loaded from the cache when it is called again. A kernel "
+            "that a CUDA graph has captured is never unloaded"),
+    Setting("max_sms", nullptr, &Settings::max_sms, {.least = 0, .most = 1 << 20},
+            "CUDA: multiprocessors that a persistent kernel takes, so that others are left for "
+            "communication; 0: all. Results do not depend on it"),
+    Setting("tile", nullptr, &Settings::tile, {},
+            "CUDA, for measurements: the tile of every kernel that has several, by its name in "
+            "`rlk-jit tune`, such as `64-static`; `tuned`: what `tune` chose for this GPU, see "
+            "[tiles](caching.md#tiles). Results do not depend on it"),
+    Setting("cache_dir", "RLK_CACHE_DIR", &Settings::cache_dir,
+            {.unset = "`$XDG_CACHE_HOME/rlk`, else `~/.cache/rlk`"},
+            "Folder of the read-write cache layer, made at the first store"),
+    Setting("", "RLK_CACHE_PATH", &Settings::cache_path, {.unset = "none"},
+            "Folders of read-only cache layers, asked in order after `RLK_CACHE_DIR` and "
+            "before the built-in layer"),
+    Setting("", "RLK_CACHE_SIZE", &Settings::cache_size_bytes, {},
+            "Budget of the read-write cache folder, see [caching](caching.md)"),
+    Setting("", "RLK_CACHE_SHARED", &Settings::cache_shared_by_group, {.words = k_cache_shared},
+            "`group`: members of the cache folder's group may write it and their entries are "
+            "used"),
+    Setting("", "RLK_NVRTC", &Settings::nvrtc, {.unset = "the newest that fits the driver"},
+            "File of the NVRTC to compile with, such as `/opt/cuda/lib64/libnvrtc.so.12`; no "
+            "other is tried"),
+    Setting("", "RLK_TRACE", &Settings::trace_file, {.unset = "none"},
+            "File that gets the name of each kernel that is asked for, each once, one per "
+            "line, from any number of processes: `rlk-jit warm --trace FILE` compiles them "
+            "elsewhere"),
+    Setting("", "RLK_DUMP_DIR", &Settings::dump_dir,
+            {.unset = "the temp folder, at most 16 files per process"},
+            "Folder for the source of a CUDA kernel that does not compile; the error names the "
+            "file"),
 };
 
 }  // namespace
