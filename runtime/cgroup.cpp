@@ -35,7 +35,7 @@ bool names(const std::string& controllers, std::string_view wanted) {
   return false;
 }
 
-// "max" in version 2, a huge number in version 1: none.
+// No limit is "max" in version 2 and a huge number in version 1.
 std::optional<std::int64_t> read_bytes(const fs::path& file) {
   std::ifstream in(file);
   std::int64_t bytes = 0;

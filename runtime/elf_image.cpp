@@ -90,7 +90,7 @@ bool is_loaded(const Elf64_Shdr& section) {
          section.sh_size > 0;
 }
 
-// Where each section comes to lie: code first, then read-only data on pages of its own.
+// The place of each section: code first, then read-only data on pages of its own.
 struct Layout {
   std::vector<std::optional<std::uint64_t>> offsets;  // by section index
   std::uint64_t code_bytes = 0;                       // whole pages

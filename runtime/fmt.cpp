@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fmt's functions, compiled in once: header-only, they are compiled in every file. The templates
-// are those that fmt declares and expects its library to hold.
+// fmt's functions, compiled once: as a header-only library they would be compiled in every file.
+// The templates are those that fmt declares and expects its library to hold.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage 9: from an artifact's bytes to code that can be launched. One loader a backend.
+// Stage 9: from an artifact's bytes to code that can be launched. One loader per backend.
 #pragma once
 
 #include "runtime/loaded_kernel.hpp"
@@ -11,7 +11,7 @@
 
 namespace rlk::runtime {
 
-// What a measured choice holds for.
+// The device and driver for which a choice of tiles was measured.
 struct DeviceModel {
   std::string name;    // "NVIDIA H100 80GB HBM3"
   std::string driver;  // its CUDA version: "12.8"
@@ -23,11 +23,11 @@ class Loader {
  public:
   virtual ~Loader() = default;
 
-  // What device `index` of this backend runs. Called on every call. Throws Unsupported where it can
-  // run nothing of ours.
+  // What device `index` of this backend runs. It is asked in every call. Throws Unsupported if the
+  // device can run no kernel of ours.
   virtual Target target(int index) = 0;
 
-  // Throws as target(). Of the CPU, for which nothing is measured, it tells nothing.
+  // Throws as target() does. Empty for the CPU, for which nothing is measured.
   virtual DeviceModel model(int /*index*/) { return {}; }
 
   // Fills entries (in the order of `entries`) and image. Throws LoadError where the bytes are no

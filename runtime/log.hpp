@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one logger, `rlk`, on stderr. Level warn unless RLK_LOG says otherwise. spdlog is in log.cpp
-// alone: its header takes seconds to compile.
+// The one logger, `rlk`, on stderr, at level warn unless RLK_LOG says otherwise. Only log.cpp
+// includes spdlog, because its header takes seconds to compile.
 #pragma once
 
 #include <fmt/format.h>

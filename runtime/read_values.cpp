@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads host tensors element by element: for arguments of one value a row, never for operands.
+// Reads host tensors element by element: for arguments of one value per row, never for operands.
 #include "runtime/read_values.hpp"
 
 #include "runtime/error.hpp"

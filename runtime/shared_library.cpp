@@ -13,7 +13,7 @@ SharedLibrary::~SharedLibrary() {
 }
 
 SharedLibrary SharedLibrary::open(const std::string& name) {
-  // Local: no symbol of it may answer for another library's.
+  // RTLD_LOCAL: no other library may be bound to its symbols.
   void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();

@@ -63,7 +63,7 @@ std::optional<Target> cuda_target(int major, int minor) {
     case 121:
       return Target::sm_120;
     default:
-      return Target::compute_80;  // 8.7, 11.0 and what comes: the driver compiles the PTX
+      return Target::compute_80;  // 8.7, 11.0 and later ones: the driver compiles the PTX
   }
 }
 

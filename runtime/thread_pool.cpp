@@ -34,7 +34,7 @@ void pause() {
 }
 
 // Returns when value differs from old. Steps of one call follow each other within microseconds, so
-// looking for a while first saves the sleep; after that the thread costs nothing.
+// polling for a while first saves the sleep; after that the thread costs nothing.
 void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
   using Clock = std::chrono::steady_clock;
   constexpr auto spin = std::chrono::microseconds(20);

@@ -41,7 +41,7 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
  private:
-  // What the workers read of the run in progress; written only while none of them looks.
+  // What the workers read of the run in progress; written only while none of them reads it.
   struct Job {
     const Body* body = nullptr;
     std::int64_t count = 0;
@@ -64,7 +64,7 @@ class ThreadPool {
   Job job_;
   // Odd while a job is open. Workers sleep on it.
   alignas(64) std::atomic<std::uint32_t> epoch_{0};
-  // Workers that look at job_. The caller sleeps on it.
+  // How many workers read job_. The caller sleeps on it.
   alignas(64) std::atomic<std::uint32_t> num_active_{0};
 };
 

@@ -14,8 +14,8 @@
 namespace rlk::runtime::cuda {
 namespace {
 
-// Errors that speak of the bytes: another build of them may load. The driver
-// puts off compiling PTX, so they come from cuLibraryGetKernel as well as from the load.
+// Errors that are about the bytes: another build of the kernel may load. The driver
+// delays the compile of PTX, so they come from cuLibraryGetKernel as well as from the load.
 bool is_about_code(Result code) {
   switch (code) {
     case result::invalid_image:

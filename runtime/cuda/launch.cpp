@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prepares an entry once a device, then launches it.
+// Prepares an entry once per device, then launches it.
 #include "runtime/cuda/launch.hpp"
 
 #include <fmt/format.h>
@@ -63,7 +63,7 @@ void LoadedEntry::launch(DeviceOrdinal device, Stream stream, const LaunchDims& 
     }
     prepare(device);
   }
-  // The driver puts off parts of a load until the first launch, so that one is as a load is.
+  // The driver delays parts of a load until the first launch, so that launch counts as a load.
   std::optional<RelaxedCapture> relaxed;
   auto& launched = launched_[static_cast<std::size_t>(device)];
   if (!launched.load(std::memory_order_relaxed)) relaxed.emplace(driver_);

@@ -29,7 +29,7 @@ class LoadedEntry {
   LoadedEntry(Driver& driver, Kernel kernel, std::string name);
 
   // Makes the code resident on a device and allows it all of the device's shared memory. Loading
-  // is lazy in the driver, so without this the first launch would load. Once a device; cheap after.
+  // is lazy in the driver, so without this the first launch would load. Later calls are cheap.
   void prepare(DeviceOrdinal device);
   bool is_prepared(DeviceOrdinal device) const;
 
