@@ -232,6 +232,9 @@ std::optional<std::string> process_environment(const char* variable) {
 Settings read_settings() {
   Settings settings = read_settings(process_environment);
   set_log_level(settings.log_level);
+  if (process_environment("RLK_MAX_KERNELS")) {
+    log().warn("RLK_MAX_KERNELS: is of no use any longer: kernels stay loaded");
+  }
   return settings;
 }
 

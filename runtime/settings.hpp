@@ -42,7 +42,6 @@ struct Settings {
   bool cache_shared_by_group = false;
   bool validate_sync = false;
   int workspace_mib = 512;
-  int max_kernels = 256;
   int max_sms = 0;
   std::string tile{k_tuned};
   std::optional<std::string> nvrtc;
@@ -94,7 +93,7 @@ std::optional<std::string> process_environment(const char* variable);
 // Throws InvalidArgument on a value that a variable cannot have, naming the variable.
 Settings read_settings(const Lookup& environment);
 
-// The process's. Sets the log's level too.
+// The process's. Sets the log's level, and warns of a variable that is of no use any longer.
 Settings read_settings();
 
 // "500000", "512K", "1GiB", "2GB": K, M, G, T and KiB, MiB, ... are powers of 1024, KB, MB, ... of

@@ -37,10 +37,6 @@ constexpr Setting k_settings[] = {
             "CUDA: MiB of temporary memory that a backward takes, about; one leaf of 192 "
             "columns for all rows is the least. Copies of tensors whose strides the kernels "
             "cannot read come on top. Results do not depend on it"),
-    Setting("max_kernels", "RLK_MAX_KERNELS", &Settings::max_kernels, {.least = 1, .most = 1 << 20},
-            "Specialized kernels that a process keeps loaded; beyond it the least recently "
-            "used is unloaded, and loaded from the cache when it is called again. A kernel "
-            "that a CUDA graph has captured is never unloaded"),
     Setting("max_sms", nullptr, &Settings::max_sms, {.least = 0, .most = 1 << 20},
             "CUDA: multiprocessors that a persistent kernel takes, so that others are left for "
             "communication; 0: all. Results do not depend on it"),

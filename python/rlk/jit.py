@@ -82,7 +82,6 @@ def configure(
     specialize: bool | None = None,
     validate: str | None = None,
     workspace_mib: int | None = None,
-    max_kernels: int | None = None,
     max_sms: int | None = None,
     tile: str | None = None,
 ) -> None:
@@ -102,9 +101,6 @@ def configure(
             temperatures before each launch, which waits for the stream; environment: RLK_VALIDATE.
         workspace_mib: MiB of a CUDA backward's temporary memory, about; environment:
             RLK_WORKSPACE_MIB. Results do not depend on it.
-        max_kernels: specialized kernels that are loaded at once; beyond it the least recently
-            used is unloaded and, when it is called again, loaded from the cache. Kernels of a
-            captured CUDA graph stay. Environment: RLK_MAX_KERNELS.
         max_sms: multiprocessors that a persistent CUDA kernel takes, so that others are left for
             communication; 0: all. Results do not depend on it.
         tile: tile of the CUDA kernels that have several, such as "64-static"; "tuned": what

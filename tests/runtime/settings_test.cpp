@@ -3,6 +3,7 @@
 #include "runtime/settings.hpp"
 
 #include "runtime/error.hpp"
+#include "tests/support/captured_log.hpp"
 #include "tests/support/what.hpp"
 
 #include <gtest/gtest.h>
@@ -46,7 +47,6 @@ TEST(Settings, Defaults) {
   EXPECT_EQ(settings.dump_dir, std::nullopt);
   EXPECT_FALSE(settings.validate_sync);
   EXPECT_EQ(settings.workspace_mib, 512);
-  EXPECT_EQ(settings.max_kernels, 256);
   EXPECT_FALSE(settings.package_folder.empty());
 }
 
@@ -63,8 +63,7 @@ TEST(Settings, EveryVariableIsRead) {
                                   {"RLK_TRACE", "/trace"},
                                   {"RLK_DUMP_DIR", "/dump"},
                                   {"RLK_VALIDATE", "sync"},
-                                  {"RLK_WORKSPACE_MIB", "64"},
-                                  {"RLK_MAX_KERNELS", "7"}});
+                                  {"RLK_WORKSPACE_MIB", "64"}});
   EXPECT_EQ(settings.policy, Policy::off);
   EXPECT_EQ(settings.log_level, LogLevel::info);
   EXPECT_EQ(settings.arch.cpu, Target::x86_64_v2);
@@ -79,18 +78,19 @@ TEST(Settings, EveryVariableIsRead) {
   EXPECT_EQ(settings.dump_dir, "/dump");
   EXPECT_TRUE(settings.validate_sync);
   EXPECT_EQ(settings.workspace_mib, 64);
-  EXPECT_EQ(settings.max_kernels, 7);
 }
 
 // What is shown of a value is what sets it.
 TEST(Settings, EveryValueIsShownAsItIsTaken) {
   const std::map<std::string_view, std::string> texts = {
-      {"policy", "async"},        {"arch", "x86-64-v2,sm_80"},   {"num_threads", "5"},
-      {"log", "error"},           {"specialize", "False"},       {"validate", "sync"},
-      {"workspace_mib", "9"},     {"max_kernels", "8"},          {"max_sms", "7"},
-      {"tile", "64-static"},      {"cache_dir", "/d"},           {"RLK_CACHE_PATH", "/a:/b"},
-      {"RLK_CACHE_SIZE", "3MiB"}, {"RLK_CACHE_SHARED", "group"}, {"RLK_NVRTC", "/n"},
-      {"RLK_TRACE", "/t"},        {"RLK_DUMP_DIR", "/u"}};
+      {"policy", "async"},           {"arch", "x86-64-v2,sm_80"},
+      {"num_threads", "5"},          {"log", "error"},
+      {"specialize", "False"},       {"validate", "sync"},
+      {"workspace_mib", "9"},        {"max_sms", "7"},
+      {"tile", "64-static"},         {"cache_dir", "/d"},
+      {"RLK_CACHE_PATH", "/a:/b"},   {"RLK_CACHE_SIZE", "3MiB"},
+      {"RLK_CACHE_SHARED", "group"}, {"RLK_NVRTC", "/n"},
+      {"RLK_TRACE", "/t"},           {"RLK_DUMP_DIR", "/u"}};
   EXPECT_EQ(texts.size(), all_settings().size());
   for (const Setting& setting : all_settings()) {
     const std::string& text = texts.at(setting.name.empty() ? setting.variable : setting.name);
@@ -150,11 +150,15 @@ TEST(Settings, WorkspaceMib) {
   }
 }
 
-TEST(Settings, MaxKernels) {
-  for (const std::string text : {"0", "-1", "1048577", "all"}) {
-    EXPECT_EQ(refused("RLK_MAX_KERNELS", text),
-              "RLK_MAX_KERNELS: expected a whole number from 1 to 1048576, got \"" + text + "\"");
-  }
+// Kernels stay loaded, so the variable of earlier versions is told to be of no use.
+TEST(Settings, MaxKernelsIsOfNoUse) {
+  const test::CapturedLog log;
+  ::setenv("RLK_MAX_KERNELS", "many", 1);
+  read_settings();
+  ::unsetenv("RLK_MAX_KERNELS");
+  EXPECT_EQ(log.text(),
+            "warning: RLK_MAX_KERNELS: is of no use any longer: kernels stay loaded
+");
 }
 
 TEST(Settings, LogLevel) {

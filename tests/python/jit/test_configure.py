@@ -148,7 +148,6 @@ def test_settings_are_those_configured():
         "arch": "x86-64-v2,compute_80",
         "validate": "sync",
         "workspace_mib": 64,
-        "max_kernels": 5,
         "max_sms": 7,
         "tile": "64-static",
     }
@@ -166,7 +165,6 @@ def test_settings_are_those_configured():
         "specialize",
         "validate",
         "workspace_mib",
-        "max_kernels",
         "max_sms",
         "tile",
     }
@@ -196,10 +194,6 @@ def test_settings_are_those_configured():
         (
             {"workspace_mib": 0},
             "configure: workspace_mib: expected a whole number from 1 to 1048576, got 0",
-        ),
-        (
-            {"max_kernels": 0},
-            "configure: max_kernels: expected a whole number from 1 to 1048576, got 0",
         ),
         (
             {"tile": "32-wide"},
