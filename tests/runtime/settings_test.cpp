@@ -156,9 +156,7 @@ TEST(Settings, MaxKernelsIsOfNoUse) {
   ::setenv("RLK_MAX_KERNELS", "many", 1);
   read_settings();
   ::unsetenv("RLK_MAX_KERNELS");
-  EXPECT_EQ(log.text(),
-            "warning: RLK_MAX_KERNELS: is of no use any longer: kernels stay loaded
-");
+  EXPECT_EQ(log.text(), "warning: RLK_MAX_KERNELS: is of no use any longer: kernels stay loaded\n");
 }
 
 TEST(Settings, LogLevel) {
