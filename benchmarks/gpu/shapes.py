@@ -179,7 +179,8 @@ def _finish(job: Job, rows: list[dict[str, Any]], shape: tuple[int, int, int]) -
     arguments = drawn["hidden"], drawn["weight"], drawn["target"]
     for which, backward in (("fwd", False), ("bwd", True)):
         try:
-            found[f"explain_{which}"] = str(jit.explain(jit.linear_logp, *arguments, backward=backward))
+            told = jit.explain(jit.linear_logp, *arguments, backward=backward)
+            found[f"explain_{which}"] = str(told)
         except Exception as error:
             found[f"explain_{which}"] = said(error)
     if job.device == "cuda":

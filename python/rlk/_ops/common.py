@@ -30,14 +30,19 @@ def no_option(op: str, name: str, here: str | None = None) -> TypeError:
     return TypeError(f"{op}: {name}: expected an option that exists; {hint}")
 
 
+def defaults(function: Any) -> Arguments:
+    """Of a function's keywords."""
+    found: Arguments = function.__kwdefaults__
+    return found
+
+
 def with_defaults(op: str, function: Any, given: Arguments, options: Arguments) -> Arguments:
     """What `function` would be given: its keywords' defaults, then `options`, which are some of
     these, then what is in `given`."""
-    defaults = function.__kwdefaults__
     for name in options:
-        if name not in defaults:
+        if name not in defaults(function):
             raise no_option(op, name)
-    return {**defaults, **options, **given}
+    return {**defaults(function), **options, **given}
 
 
 class LogpResult(NamedTuple):

@@ -12,7 +12,7 @@ from rlk import _core
 from rlk._loss_options import ELSEWHERE, no_option
 from rlk._metrics import figure
 from rlk._ops import grpo_rows, ppo_loss
-from rlk._ops.common import Arguments, Tensor, arguments_of, with_defaults
+from rlk._ops.common import Arguments, Tensor, arguments_of, defaults, with_defaults
 from rlk._ops.group_advantages import group_advantages, host_boundaries
 from rlk._ops.ratio_kl import expect_alike
 from rlk.errors import Fault, Unsupported, fail, renamed, shape_of
@@ -153,7 +153,7 @@ def grpo_loss_backward(
         ...     np.float32(1), logits, ref, tokens, old, rewards, mask, samples_per_prompt=8)
     """
     given = locals()
-    own = {name: options.pop(name) for name in tuple(options) if name in grpo_loss.__kwdefaults__}
+    own = {name: options.pop(name) for name in tuple(options) if name in defaults(grpo_loss)}
     call = make_call(with_defaults("grpo_loss", grpo_loss, given, own))
     _, _, saved, _ = forward(call, True)
     return gradient({**call.logp, **scaled(saved, grad_output)})
@@ -218,7 +218,7 @@ def make_call(given: Arguments) -> Call:
         )
     logp = arguments_of("logp", given, NAMES)
     ref = None if ref_logits is None else {**logp, "logits": ref_logits}
-    groups = {name: given[name] for name in group_advantages.__kwdefaults__}
+    groups = {name: given[name] for name in defaults(group_advantages)}
     return Call(logp, ref, ref_logps, rewards, groups, loss)
 
 

@@ -21,15 +21,15 @@ class _RatioKl(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        if all(grad is None for grad in upstream):
+    def backward(ctx: Any, grad_ratio: Any, grad_kl: Any) -> Any:
+        if grad_ratio is None and grad_kl is None:
             return None, None
         arguments = restored(ctx)
 
         def compute() -> Any:
-            return gradient(*upstream, arguments)
+            return gradient(grad_ratio, grad_kl, arguments)
 
-        return once("ratio_kl", compute, *upstream, arguments["logits"]), None
+        return once("ratio_kl", compute, grad_ratio, grad_kl, arguments["logits"]), None
 
 
 def ratio_kl(call: Call, arguments: Arguments) -> RatioKl:

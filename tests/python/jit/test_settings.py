@@ -36,7 +36,10 @@ def test_configure_takes_what_the_table_has():
 def test_configure_tells_of_each_setting_and_its_variable():
     (told,) = re.findall(r"Args:\n(.*?)\n\n", inspect.getdoc(rlk.jit.configure), re.DOTALL)
     parts = re.split(r"^    (\w+): ", told, flags=re.MULTILINE)[1:]
-    variables = {name: re.findall(r"RLK_\w+", text) for name, text in zip(*[iter(parts)] * 2)}
+    variables = {
+        name: re.findall(r"RLK_\w+", text)
+        for name, text in zip(parts[::2], parts[1::2], strict=True)
+    }
     assert variables == {
         name: [row["variable"]] if row["variable"] else [] for name, row in BY_NAME.items()
     }
