@@ -37,7 +37,6 @@ constexpr auto k_parameters = jit::joined(k_matrices, k_row_parameters, k_output
 constexpr auto k_constants =
     logits_constants({{"V", "kV"}, {"D", "kD"}}, k_parameters,
                      {{"tile", "kTile", k_tile_words}});  // of the loop of sm_90a; 0 elsewhere
-static_assert(k_constants.span()[k_linear_logp_tile].label == "tile");
 
 // Whether kTile has a meaning.
 bool has_tiles(std::int64_t x, jit::Pass pass, Target target) {
@@ -108,6 +107,8 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
 }
 
 }  // namespace
+
+constinit const std::size_t k_linear_logp_tile = k_constants.size - 1;
 
 namespace templates {
 const jit::Op linear_logp_op{

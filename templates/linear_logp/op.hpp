@@ -21,7 +21,7 @@ struct LinearLogpCall : LogpCallBase {
 };
 
 // Index of the constant kTile among the op's constants.
-inline constexpr std::size_t k_linear_logp_tile = 6;
+extern const std::size_t k_linear_logp_tile;
 
 void check_linear_logp(const jit::OpCall& call);
 
