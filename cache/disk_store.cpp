@@ -44,33 +44,63 @@ std::optional<Entry> DiskStore::get(const Key& key, std::string_view compiler,
   std::optional<Entry> entry;
   never_throwing("get", [&] {
     for (std::size_t i = 0; i < layers_.size() && !entry; ++i) {
-      entry = get_from(layers_[i], key, compiler, accept);
+      entry = get_from(layers_[i], {key, compiler, &accept});
     }
   });
   return entry;
 }
 
-std::optional<Entry> DiskStore::get_from(const Layer& layer, const Key& key,
-                                         std::string_view compiler, const Accept& accept) {
+std::vector<Candidate> DiskStore::trace(const Key& key, std::string_view compiler) noexcept {
+  std::vector<Candidate> found;
+  never_throwing("trace", [&] {
+    for (std::size_t i = 0; i < layers_.size() && !is_hit(found); ++i) {
+      get_from(layers_[i], {key, compiler, nullptr, &found});
+    }
+  });
+  return found;
+}
+
+std::optional<Entry> DiskStore::get_from(const Layer& layer, const LookUp& asked) {
   if (layer.read_write) {
     const FolderTrust trust = check_folder(files_, layer.folder, sharing_);
-    if (trust.error != 0 && !is_absent(trust.error)) {
+    if (is_absent(trust.error)) return std::nullopt;
+    if (trust.error != 0) {
       const std::string problem = fmt::format("stat: {}", error_text(trust.error));
-      warn_once(problem, fmt::format("{}: folder not read: {}", layer.folder, problem));
+      pass_over(asked, {layer, layer.folder, "", problem}, problem,
+                fmt::format("{}: folder not read: {}", layer.folder, problem));
+      return std::nullopt;
     }
-    if (trust.error != 0 || is_refused(layer.folder, trust)) return std::nullopt;
+    if (!trust.problem.empty()) {
+      pass_over(asked, {layer, layer.folder, "", trust.problem}, layer.folder,
+                "folder refused: " + trust.problem);
+      return std::nullopt;
+    }
   }
-  const std::string digest = key.digest();
-  const std::string exact = compiler.empty() ? "" : entry_file_name(digest, compiler);
+  const std::string digest = asked.key.digest();
+  const std::string exact = asked.compiler.empty() ? "" : entry_file_name(digest, asked.compiler);
+  const bool wants_exact = layer.read_write && !exact.empty();
   if (!exact.empty()) {
-    if (auto entry = get_file(layer, exact, key, accept)) return entry;
-    if (layer.read_write) return std::nullopt;
+    if (auto entry = get_file(layer, exact, asked)) return entry;
+    if (wants_exact && asked.trace == nullptr) return std::nullopt;
   }
-  for (const std::string& name : names_of(layer, digest)) {
+  for (const std::string& name : names_of(layer, digest, asked)) {
     if (name == exact) continue;
-    if (auto entry = get_file(layer, name, key, accept)) return entry;
+    if (wants_exact) {
+      const std::string made_by = parse_entry_file_name(name)->compiler;
+      asked.trace->push_back(
+          {layer, layer.folder + '/' + name, made_by,
+           fmt::format("made by {}; the read-write layer wants {}", made_by, asked.compiler)});
+      continue;
+    }
+    if (auto entry = get_file(layer, name, asked)) return entry;
   }
   return std::nullopt;
+}
+
+void DiskStore::pass_over(const LookUp& asked, Candidate candidate, const std::string& id,
+                          const std::string& message) {
+  if (asked.trace == nullptr) return warn_once(id, message);
+  asked.trace->push_back(std::move(candidate));
 }
 
 ReadRules DiskStore::read_rules(const Layer& layer) const {
@@ -81,40 +111,39 @@ ReadRules DiskStore::read_rules(const Layer& layer) const {
 }
 
 std::optional<Entry> DiskStore::get_file(const Layer& layer, const std::string& name,
-                                         const Key& key, const Accept& accept) {
+                                         const LookUp& asked) {
   const std::string path = layer.folder + '/' + name;
   ReadRules rules = read_rules(layer);
-  if (layer.read_write) rules.touch_after_s = k_touch_after_s;
+  if (layer.read_write && asked.trace == nullptr) rules.touch_after_s = k_touch_after_s;
   EntryRead read = read_entry(files_, path, rules);
-  if (read.status == ReadStatus::ok && read.entry.key != key.bytes) {
+  if (read.status == ReadStatus::ok && read.entry.key != asked.key.bytes) {
     read.status = ReadStatus::damaged;
     read.problem = k_other_key_problem;
   }
-  switch (read.status) {
-    case ReadStatus::ok:
-      if (accept && !accept(read.entry)) break;
-      return std::move(read.entry);
-    case ReadStatus::absent:
-      break;
-    case ReadStatus::damaged:
-      warn_once(path, fmt::format("{}: damaged entry not used: {}", path, read.problem));
-      break;
-    case ReadStatus::refused:
-      warn_once(path, fmt::format("{}: entry refused: {}", path, read.problem));
-      break;
-    case ReadStatus::io_error:
-      warn_once(read.problem, fmt::format("{}: entry not read: {}", path, read.problem));
-      break;
+  if (read.status == ReadStatus::absent) return std::nullopt;
+  Candidate candidate{layer, path, parse_entry_file_name(name)->compiler, read.problem};
+  if (read.status == ReadStatus::ok) {
+    if (asked.accept && *asked.accept && !(*asked.accept)(read.entry)) return std::nullopt;
+    if (asked.trace != nullptr) asked.trace->push_back(std::move(candidate));
+    return std::move(read.entry);
   }
+  const bool is_io = read.status == ReadStatus::io_error;
+  const std::string_view what = is_io                                ? "entry not read"
+                                : read.status == ReadStatus::damaged ? "damaged entry not used"
+                                                                     : "entry refused";
+  pass_over(asked, std::move(candidate), is_io ? read.problem : path,
+            fmt::format("{}: {}: {}", path, what, read.problem));
   return std::nullopt;
 }
 
 // The layer's files for a digest, whatever the compiler, newest first.
-std::vector<std::string> DiskStore::names_of(const Layer& layer, const std::string& digest) {
+std::vector<std::string> DiskStore::names_of(const Layer& layer, const std::string& digest,
+                                             const LookUp& asked) {
   const auto listed = files_.list(layer.folder);
   if (!listed && !is_absent(listed.error)) {
     const std::string problem = fmt::format("list: {}", error_text(listed.error));
-    warn_once(problem, fmt::format("{}: layer not read: {}", layer.folder, problem));
+    pass_over(asked, {layer, layer.folder, "", problem}, problem,
+              fmt::format("{}: layer not read: {}", layer.folder, problem));
   }
   using Dated = std::tuple<std::int64_t, std::int64_t, std::string>;
   std::vector<Dated> dated;
@@ -128,12 +157,6 @@ std::vector<std::string> DiskStore::names_of(const Layer& layer, const std::stri
   names.reserve(dated.size());
   for (Dated& item : dated) names.push_back(std::move(std::get<2>(item)));
   return names;
-}
-
-bool DiskStore::is_refused(const std::string& folder, const FolderTrust& trust) {
-  if (trust.problem.empty()) return false;
-  warn_once(folder, "folder refused: " + trust.problem);
-  return true;
 }
 
 std::vector<ListedEntry> DiskStore::list() noexcept {

@@ -80,6 +80,18 @@ struct ListedEntry {
 // Whether an entry is of use to who asked, who may find that only by loading it.
 using Accept = std::function<bool(const Entry&)>;
 
+// A file that a look-up comes to, or a folder that it does not look into.
+struct Candidate {
+  Layer layer;
+  std::string path;
+  std::string compiler = {};  // "" of a folder
+  std::string problem = {};   // why it is passed over; empty: the look-up gives this one
+};
+
+inline bool is_hit(const std::vector<Candidate>& candidates) {
+  return !candidates.empty() && candidates.back().problem.empty();
+}
+
 // Thread-safe. Nothing is touched on disk before the first call.
 class DiskStore {
  public:
@@ -91,6 +103,9 @@ class DiskStore {
   // Where `accept` says no, the next candidate is tried.
   std::optional<Entry> get(const Key& key, std::string_view compiler,
                            const Accept& accept = {}) noexcept;
+
+  // What the same get comes to, in order, up to the entry that it gives. Logs and touches nothing.
+  std::vector<Candidate> trace(const Key& key, std::string_view compiler) noexcept;
 
   // Publishes the entry under its key and compiler, replacing one that is there. Once permission or
   // space is found missing, all later puts do nothing. At most hourly, over all processes, it then
@@ -127,12 +142,21 @@ class DiskStore {
   std::vector<LayerState> layers() noexcept;
 
  private:
-  std::optional<Entry> get_from(const Layer& layer, const Key& key, std::string_view compiler,
-                                const Accept& accept = {});
-  std::optional<Entry> get_file(const Layer& layer, const std::string& name, const Key& key,
-                                const Accept& accept);
+  struct LookUp {
+    const Key& key;
+    std::string_view compiler;
+    const Accept* accept = nullptr;
+    std::vector<Candidate>* trace = nullptr;  // null: trouble is logged, a hit's use is stamped
+  };
+
+  std::optional<Entry> get_from(const Layer& layer, const LookUp& asked);
+  std::optional<Entry> get_file(const Layer& layer, const std::string& name, const LookUp& asked);
+  // The id is that of warn_once.
+  void pass_over(const LookUp& asked, Candidate candidate, const std::string& id,
+                 const std::string& message);
   ReadRules read_rules(const Layer& layer) const;
-  std::vector<std::string> names_of(const Layer& layer, const std::string& digest);
+  std::vector<std::string> names_of(const Layer& layer, const std::string& digest,
+                                    const LookUp& asked);
   bool is_writing() const;
   std::optional<int> make_ready(const std::string& folder);
   bool put_into(const std::string& folder, const Entry& entry, std::string_view compiler);
@@ -142,7 +166,6 @@ class DiskStore {
   void sweep_if_due(const std::string& folder);
   std::string refusal();
   std::string remove_file(const std::string& path);
-  bool is_refused(const std::string& folder, const FolderTrust& trust);
   void give_up(const std::string& folder, int error);
   void warn_once(const std::string& id, const std::string& message);
 

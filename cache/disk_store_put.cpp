@@ -44,7 +44,10 @@ bool DiskStore::is_writing() const {
 std::optional<int> DiskStore::make_ready(const std::string& folder) {
   if (const int error = make_folder(files_, folder, sharing_); error != 0) return error;
   const FolderTrust trust = check_folder(files_, folder, sharing_);
-  if (is_refused(folder, trust)) return std::nullopt;
+  if (!trust.problem.empty()) {
+    warn_once(folder, "folder refused: " + trust.problem);
+    return std::nullopt;
+  }
   return trust.error;
 }
 
@@ -103,7 +106,8 @@ Turn DiskStore::wait_for_turn(const Key& key, std::string_view compiler, const P
   if (error == EAGAIN) log().info("cache: another process compiles {}; waiting for it", digest);
   for (; error == EAGAIN; error = lock->try_lock()) {
     // Stored already: by another machine, or the one that has the turn is about to leave.
-    if (auto entry = get_from(layer, key, compiler)) return {TurnOutcome::stored, std::move(entry)};
+    if (auto entry = get_from(layer, {key, compiler}))
+      return {TurnOutcome::stored, std::move(entry)};
     const auto waited = Clock::now() - start;
     if (waited >= turn_timeout_) {
       warn_once(digest, fmt::format("waited {:.3g} s for another process that compiles {}; it is "
@@ -118,7 +122,7 @@ Turn DiskStore::wait_for_turn(const Key& key, std::string_view compiler, const P
     return {};
   }
   // Again, since the last one to have the turn may have stored it after our miss.
-  auto entry = get_from(layer, key, compiler);
+  auto entry = get_from(layer, {key, compiler});
   const auto outcome = entry ? TurnOutcome::stored : TurnOutcome::compile;
   return {outcome, std::move(entry), std::move(lock)};
 }

@@ -25,38 +25,31 @@ void Dispatcher::run(const OpCall& call) {
     memory_hits_.fetch_add(1, std::memory_order_relaxed);
   } else {
     variant = &table_.look_up_or_build(spec, [&]() -> Variant {
-      std::shared_lock building(building_);
+      const std::shared_lock building(building_);
       expect_no_capture(call, spec);
-      const int device = call.device.index;
-      const Missing missing{session(), spec, build_key(spec), device};  // 5 key
+      const Missing missing = this->missing(spec, call.device.index);  // 5 key
       missing.session.trace->record(spec);
-      if (auto kernel =
-              get_and_load(missing.session, spec, missing.key, device)) {  // 6 get, 9 load
-        return {.kernel = kernel};
-      }
-      if (auto why = why_not_compile(missing.session, spec); !why.empty()) {
-        return fall_back(spec, device, why);
-      }
-      if (missing.session.config.settings.policy == Policy::async) {
-        return make_in_background(missing);
-      }
+      Loading found(*this, missing);
+      const Decision decision = decide(spec, missing.compiler, found);  // 6 get, 9 load
+      if (decision.origin != Origin::compile) return use(missing, decision, found.kernel());
       try {
         return {.kernel = make(missing)};  // 7 compile, 8 put, 9 load
       } catch (const DriverError&) {
         throw;  // of the device, not of the code: the generic kernel would meet it too
       } catch (const Error& error) {
         if (spec.is_generic()) throw;
-        return fall_back(spec, device, error.what());
+        const Decision fallback = decide_fallback(spec, error.what(), found);
+        return use(missing, fallback, found.kernel());
       }
     });
   }
-  if (variant->is_fallback) variant = &take_over(call, spec, *variant);
+  if (variant->is_fallback()) variant = &take_over(call, spec, *variant);
   op.launch(*variant->kernel, call, launch_settings());  // 10 launch
 }
 
 KernelPtr Dispatcher::make(const Missing& missing) {
   cache::DiskStore& store = *missing.session.store;
-  const std::string compiler = tools(missing.spec).compiler->identity();
+  const std::string& compiler = missing.compiler.identity;
   // A fork waits for builds, but need not wait for another process's.
   const auto pause = [this](std::chrono::milliseconds time) {
     building_.unlock_shared();
@@ -129,34 +122,11 @@ void Dispatcher::expect_no_capture(const OpCall& call, const Specialization& spe
       call.op->name, spec.text());
 }
 
-std::optional<cache::Entry> Dispatcher::get(const Session& session, const Specialization& spec,
-                                            const cache::Key& key,
-                                            const cache::Accept& accept) const {
-  // With no compiler at hand any entry of the key is a hit: the exact name cannot be asked for.
-  const bool can_compile = why_not_compile(session, spec).empty();
-  return session.store->get(key, can_compile ? tools(spec).compiler->identity() : "", accept);
-}
-
-// An entry that does not load, as a cubin of a newer toolkit than the driver's, is passed over.
-KernelPtr Dispatcher::get_and_load(const Session& session, const Specialization& spec,
-                                   const cache::Key& key, int device) {
-  KernelPtr kernel;
-  std::exception_ptr failure;  // of the device; the store lets nothing through
-  get(session, spec, key, [&](const cache::Entry& entry) {
-    try {
-      kernel = load_cached(spec, entry, device);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    return kernel != nullptr || failure != nullptr;
-  });
-  if (failure) std::rethrow_exception(failure);
-  return kernel;
-}
-
-std::string Dispatcher::why_not_compile(const Session& session, const Specialization& spec) const {
-  if (session.config.settings.policy == Policy::off) return "RLK_JIT=off, nothing is compiled";
-  return tools(spec).compiler->why_not();
+Dispatcher::Missing Dispatcher::missing(const Specialization& spec, int device) const {
+  Session session = this->session();
+  const Policy policy = session.config.settings.policy;
+  return {std::move(session), spec, build_key(spec), device,
+          compiler_at_hand(policy, *tools(spec).compiler)};
 }
 
 cache::Entry Dispatcher::compile(const Specialization& spec, const cache::Key& key) {
@@ -185,22 +155,6 @@ KernelPtr Dispatcher::load(const Specialization& spec, const cache::Entry& entry
   loader.load(*kernel, entry.payload, spec.op->entries(spec.pass, backend(spec.target)));
   loader.prepare(*kernel, device);
   return kernel;
-}
-
-KernelPtr Dispatcher::load_cached(const Specialization& spec, const cache::Entry& entry,
-                                  int device) {
-  try {
-    KernelPtr kernel = load(spec, entry, device);
-    disk_hits_.fetch_add(1, std::memory_order_relaxed);
-    record(cache::UsageEvent::hit, spec);
-    log().info("loaded {} from the cache", kernel->name);
-    return kernel;
-  } catch (const LoadError& error) {
-    // Sound by its checksum and still not loadable: as good as a miss.
-    log().warn("cached entry of {}, made by {}, is passed over: it does not load: {}", spec.text(),
-               compiler_named(entry.metadata), error.what());
-    return nullptr;
-  }
 }
 
 CacheInfo Dispatcher::cache_info() const {

@@ -7,6 +7,7 @@
 #include "cache/usage_log.hpp"
 #include "jit/background.hpp"
 #include "jit/compiler.hpp"
+#include "jit/decision.hpp"
 #include "jit/kernel_table.hpp"
 #include "jit/op.hpp"
 #include "jit/tuning_file.hpp"
@@ -40,8 +41,8 @@ struct CacheInfo {
 
 // What a call would run, found without compiling, storing or loading anything.
 struct Explanation {
-  std::string kernel;   // text of the variant that would run; empty if none can
-  std::string key;      // its cache digest
+  std::string kernel;  // text of the variant that would run, or of the last one that was looked for
+  std::string key;     // its cache digest
   std::string variant;  // "specialized" or "generic"
   std::string source;   // "loaded", "cache", "compile" or "none"
   std::string reason;   // in words
@@ -105,12 +106,27 @@ class Dispatcher {
     std::shared_ptr<const std::vector<TuningRecord>> tunings;
   };
 
-  // A kernel that a call found nowhere.
+  // A kernel that is not loaded, and what it takes to find or make it.
   struct Missing {
     Session session;
     Specialization spec;
     cache::Key key;
     int device = 0;
+    CompilerAtHand compiler;
+  };
+  // Loads what a decision asks for; that of the last yes is what it settles on.
+  class Loading final : public Places {
+   public:
+    Loading(Dispatcher& dispatcher, const Missing& missing)
+        : dispatcher_(dispatcher), missing_(missing) {}
+    bool is_loaded(const Specialization& spec) override;
+    bool is_cached(const Specialization& spec) override;
+    KernelPtr kernel() const { return kernel_; }
+
+   private:
+    Dispatcher& dispatcher_;
+    const Missing& missing_;
+    KernelPtr kernel_;
   };
 
   void lock_for_fork();
@@ -123,21 +139,15 @@ class Dispatcher {
   Specialization specialize(const OpCall& call);
   LaunchSettings launch_settings() const;
   void expect_no_capture(const OpCall& call, const Specialization& spec) const;
-  std::string why_not_compile(const Session& session, const Specialization& spec) const;
-  std::optional<cache::Entry> get(const Session& session, const Specialization& spec,
-                                  const cache::Key& key, const cache::Accept& accept = {}) const;
-  KernelPtr get_and_load(const Session& session, const Specialization& spec, const cache::Key& key,
-                         int device);
+  Missing missing(const Specialization& spec, int device) const;
+  KernelPtr get_and_load(const Missing& missing, const Specialization& spec, const cache::Key& key);
   cache::Entry compile(const Specialization& spec, const cache::Key& key);
   KernelPtr load(const Specialization& spec, const cache::Entry& entry, int device);
   KernelPtr load_cached(const Specialization& spec, const cache::Entry& entry, int device);
   KernelPtr make(const Missing& missing);
   bool preload_one(const Specialization& spec, int device);
-  KernelPtr find_alternative(const Specialization& spec, int device);
-  KernelPtr find_generic(const Specialization& spec, int device, const std::string& reason);
-  Variant find_fallback(const Specialization& spec, int device, const std::string& reason);
-  Variant fall_back(const Specialization& spec, int device, const std::string& reason);
-  Variant make_in_background(const Missing& missing);
+  Variant use(const Missing& missing, const Decision& decision, KernelPtr kernel);
+  void make_in_background(const Missing& missing, Variant& meanwhile);
   void run_in_background(const Missing& missing, const std::string& note, ComingKernel& coming);
   void count_fallback(const Variant& variant);
   const Variant& take_over(const OpCall& call, const Specialization& spec, const Variant& fallback);

@@ -6,31 +6,21 @@
 
 namespace rlk::jit {
 
-Variant Dispatcher::make_in_background(const Missing& missing) {
-  Variant variant;
-  try {
-    variant = find_fallback(missing.spec, missing.device, "no generic kernel");
-  } catch (const Unsupported&) {
-    return {.kernel = make(missing)};  // nothing could run meanwhile
-  }
-  std::shared_ptr<ComingKernel> coming;
+void Dispatcher::make_in_background(const Missing& missing, Variant& meanwhile) {
   bool is_new = false;
   {
     const std::lock_guard lock(mutex_);
     auto& slot = coming_[missing.spec];
     is_new = slot == nullptr;
     if (is_new) slot = std::make_shared<ComingKernel>();
-    coming = slot;
+    meanwhile.coming = slot;
   }
   // Not new where configure() had the fallbacks forgotten.
   if (is_new) {
-    background_.add([this, missing, coming, note = note_of(variant)] {
+    background_.add([this, missing, coming = meanwhile.coming, note = note_of(meanwhile)] {
       run_in_background(missing, note, *coming);
     });
   }
-  variant.reason = "the specialized kernel is compiled in the background";
-  variant.coming = std::move(coming);
-  return variant;
 }
 
 void Dispatcher::run_in_background(const Missing& missing, const std::string& note,

@@ -1,16 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call would run, from the table, the layers and the compiler, as Dispatcher::run asks them.
+// What a call would run: the decision that Dispatcher::run follows, put into words.
 #include "jit/build_key.hpp"
 #include "jit/dispatcher.hpp"
-
-#include <algorithm>
+#include "jit/layer_places.hpp"
 
 namespace rlk::jit {
 namespace {
 
-// The specialized kernel that runs for this one: itself, or one of another tile.
-Specialization spec_of(const Specialization& spec, const LoadedKernel& kernel) {
-  return {spec.op, spec.pass, kernel.target, kernel.constants};
+class TableAndLayers final : public LayerPlaces {
+ public:
+  TableAndLayers(const KernelTable& table, cache::DiskStore& store, const std::string& compiler)
+      : LayerPlaces(store, compiler), table_(table) {}
+
+  bool is_loaded(const Specialization& spec) override {
+    const Variant* variant = table_.look_up(spec);
+    return variant != nullptr && !variant->is_fallback();
+  }
+
+ private:
+  const KernelTable& table_;
+};
+
+// Of a kernel that is loaded, or whose fallback is.
+Decision decision_of(const Specialization& spec, const Variant& variant) {
+  const LoadedKernel& kernel = *variant.kernel;
+  Decision decision{
+      {spec.op, spec.pass, kernel.target, kernel.constants}, Origin::loaded, variant.fallback};
+  decision.reason = variant.is_fallback() ? variant.reason : "it runs already in this process";
+  const auto& coming = variant.coming;
+  if (coming == nullptr || !coming->is_done) return decision;
+  if (coming->kernel) {
+    return {.kernel = spec,
+            .origin = Origin::loaded,
+            .reason = "it was compiled in the background and takes over at the next call"};
+  }
+  decision.reason = coming->failure;
+  return decision;
 }
 
 }  // namespace
@@ -18,62 +43,20 @@ Specialization spec_of(const Specialization& spec, const LoadedKernel& kernel) {
 Explanation Dispatcher::explain(const OpCall& call) {
   call.op->check(call);
   const Specialization spec = specialize(call);
-  std::shared_lock building(building_);
-  const Session session = this->session();
-  const auto describe = [&](const Specialization& which) {
-    return Explanation{which.text(), build_key(which).digest(),
-                       which.is_generic() ? "generic" : "specialized", "", ""};
-  };
-  if (const auto variant = table_.look_up(spec)) {
-    const bool is_generic = variant->is_fallback && !variant->is_alternative;
-    auto result = describe(is_generic ? spec.generic() : spec_of(spec, *variant->kernel));
-    result.source = "loaded";
-    result.reason = variant->is_fallback ? variant->reason : "it runs already in this process";
-    const auto& coming = variant->coming;
-    if (coming && coming->is_done && coming->kernel) {
-      result = describe(spec);
-      result.source = "loaded";
-      result.reason = "it was compiled in the background and takes over at the next call";
-    } else if (coming && coming->is_done) {
-      result.reason = coming->failure;
-    }
-    return result;
+  const std::shared_lock building(building_);
+  Decision decision;
+  if (const Variant* variant = table_.look_up(spec)) {
+    decision = decision_of(spec, *variant);
+  } else {
+    const Missing missing = this->missing(spec, call.device.index);
+    TableAndLayers places(table_, *missing.session.store, missing.compiler.identity);
+    decision = decide(spec, missing.compiler, places);
   }
-  auto result = describe(spec);
-  if (get(session, spec, build_key(spec))) {
-    result.source = "cache";
-    result.reason = "an entry of this key lies in a cache layer";
-    return result;
-  }
-  const auto why = why_not_compile(session, spec);
-  if (why.empty()) {
-    result.source = "compile";
-    result.reason = "no cache layer has it; the first call compiles it";
-    return result;
-  }
-  // As find_alternative() looks for them.
-  const auto others = spec.op->alternatives(spec);
-  const auto is_loaded = [&](const Specialization& other) {
-    const auto variant = table_.look_up(other);
-    return variant && !variant->is_fallback;
-  };
-  const auto is_cached = [&](const Specialization& other) {
-    return get(session, other, build_key(other)).has_value();
-  };
-  auto other = std::ranges::find_if(others, is_loaded);
-  const bool any_is_loaded = other != others.end();
-  if (!any_is_loaded) other = std::ranges::find_if(others, is_cached);
-  if (other != others.end()) {
-    result = describe(*other);
-    result.source = any_is_loaded ? "loaded" : "cache";
-    result.reason = why + "; another tile gives the same bits";
-    return result;
-  }
-  result = describe(spec.generic());
-  const bool found = get(session, spec.generic(), build_key(spec.generic())).has_value();
-  result.source = found ? "cache" : "none";
-  result.reason = why;
-  return result;
+  const bool is_alternative = decision.fallback == Fallback::alternative;
+  return {decision.kernel.text(), build_key(decision.kernel).digest(),
+          decision.kernel.is_generic() ? "generic" : "specialized",
+          std::string(name(decision.origin)),
+          decision.reason + (is_alternative ? "; another tile gives the same bits" : "")};
 }
 
 }  // namespace rlk::jit

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loading ahead of the first call.
-#include "jit/build_key.hpp"
 #include "jit/dispatcher.hpp"
 #include "runtime/error.hpp"
 
@@ -19,11 +18,11 @@ Preloaded Dispatcher::preload(const std::vector<Specialization>& kernels, const 
 bool Dispatcher::preload_one(const Specialization& spec, int device) {
   const auto load_from_layers = [&]() -> KernelPtr {
     const std::shared_lock building(building_);
-    const Session session = this->session();
-    return get_and_load(session, spec, build_key(spec), device);
+    const Missing missing = this->missing(spec, device);
+    return get_and_load(missing, spec, missing.key);
   };
   if (const Variant* variant = table_.look_up(spec)) {
-    if (variant->is_fallback) {
+    if (variant->is_fallback()) {
       KernelPtr kernel = load_from_layers();
       if (!kernel) return false;
       variant = &table_.replace_fallback(spec, {.kernel = std::move(kernel)});

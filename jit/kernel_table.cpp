@@ -69,7 +69,7 @@ const Variant& KernelTable::look_up_or_build(const Specialization& spec,
 const Variant& KernelTable::replace_fallback(const Specialization& spec, Variant variant) {
   const std::lock_guard lock(mutex_);
   const Variant* now = look_up(spec);
-  if (now != nullptr && !now->is_fallback) return *now;
+  if (now != nullptr && !now->is_fallback()) return *now;
   return put(spec, std::move(variant));
 }
 
@@ -78,7 +78,7 @@ void KernelTable::forget_fallbacks() {
   std::erase_if(pending_, [](const auto& entry) { return entry.second != nullptr; });
   for (Slot& slot : tables_.back()->slots) {
     const Variant* variant = slot.variant.load(std::memory_order_relaxed);
-    if (variant != nullptr && variant->is_fallback) {
+    if (variant != nullptr && variant->is_fallback()) {
       slot.variant.store(&absent_, std::memory_order_release);
     }
   }
@@ -113,8 +113,8 @@ void KernelTable::insert(Slots& table, const Specialization& spec, const Variant
 const Variant& KernelTable::put(const Specialization& spec, Variant variant) {
   const Variant& kept = variants_.emplace_back(std::move(variant));
   // One kernel may run for several keys.
-  const bool is_specialized = !kept.is_fallback || kept.is_alternative;
-  if (is_specialized && !spec.is_generic()) specialized_.insert(kept.kernel.get());
+  if (kept.fallback != Fallback::generic && !spec.is_generic())
+    specialized_.insert(kept.kernel.get());
   if (Slot* slot = find_slot(*tables_.back(), spec)) {
     slot->variant.store(&kept, std::memory_order_release);
   } else {

@@ -8,6 +8,7 @@
 // since readers may still be inside it, nor a kernel, since captured graphs may launch it.
 #pragma once
 
+#include "jit/decision.hpp"
 #include "jit/specialization.hpp"
 #include "runtime/loaded_kernel.hpp"
 
@@ -37,16 +38,17 @@ struct ComingKernel {
 // What runs for a Specialization: its own kernel, or another one that gives the same bits.
 struct Variant {
   KernelPtr kernel;
-  bool is_fallback = false;
-  bool is_alternative = false;  // a fallback that is specialized too, for another tile
-  std::string reason = {};      // why the fallback runs
+  Fallback fallback = Fallback::none;
+  std::string reason = {};                    // why the fallback runs
   std::shared_ptr<ComingKernel> coming = {};  // what will take its place, if anything will
+
+  bool is_fallback() const { return fallback != Fallback::none; }
 };
 
 // For messages.
 inline std::string note_of(const Variant& fallback) {
-  return fallback.is_alternative ? fallback.kernel->name + " runs instead"
-                                 : "the generic kernel runs instead";
+  return fallback.fallback == Fallback::alternative ? fallback.kernel->name + " runs instead"
+                                                    : "the generic kernel runs instead";
 }
 
 class KernelTable {

@@ -2,44 +2,33 @@
 // rlk-jit explain: would a call find this kernel, and if not, why not and what then.
 #include "cli/commands.hpp"
 #include "cli/query/kernel_query.hpp"
-#include "cli/query/trace.hpp"
+#include "cli/query/nearest.hpp"
 #include "cli/text/table.hpp"
 #include "jit/build_key.hpp"
+#include "jit/layer_places.hpp"
 #include "jit/llvm_compiler.hpp"
 #include "jit/nvrtc/make_nvrtc_compiler.hpp"
-#include "jit/op.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
+#include <optional>
 
 namespace rlk::cli {
 namespace {
 
-// Who compiles for a target here, as the dispatcher decides it.
-struct CompilerAtHand {
-  std::string identity;  // "": nothing is compiled
-  std::string why_not;
-};
-
-CompilerAtHand compiler_at_hand(const Context& context, Target target) {
+jit::CompilerAtHand compiler_for(const Context& context, Target target) {
   const Settings& settings = context.settings;
-  if (settings.policy == Policy::off) return {"", "RLK_JIT=off, nothing is compiled"};
-  std::shared_ptr<jit::Compiler> compiler;
   if (backend(target) == Backend::cpu) {
-    compiler = std::make_shared<jit::LlvmCompiler>(settings.package_folder);
-  } else {
-    compiler = jit::make_nvrtc_compiler(settings);
+    return jit::compiler_at_hand(settings.policy, jit::LlvmCompiler(settings.package_folder));
   }
-  const std::string why_not = compiler->why_not();
-  return {why_not.empty() ? compiler->identity() : "", why_not};
+  return jit::compiler_at_hand(settings.policy, *jit::make_nvrtc_compiler(settings));
 }
 
-// A kernel of the same bits, for another tile, and its file.
-struct Alternative {
+// A kernel of the same bits, and its file.
+struct Found {
   std::string name;
-  Candidate file;
+  cache::Candidate file;
 };
 
 // All that is told of a kernel.
@@ -47,68 +36,63 @@ struct Answer {
   std::string name;
   std::string digest;
   bool is_generic = false;
-  CompilerAtHand compiler;
-  std::vector<Candidate> candidates;
-  std::optional<Difference> difference = {};    // of the nearest, where no file has the key
-  std::optional<Alternative> alternative = {};  // of a miss: what runs before the generic kernel
-  std::optional<Candidate> generic = {};        // of a miss: the generic kernel's file
-  std::string does = {};                        // one of the words below
-  std::string text = {};                        // the same for people
+  std::string compiler;  // "": nothing is compiled
+  std::vector<cache::Candidate> candidates;
+  std::optional<Difference> difference = {};  // of the nearest, where no file has the key
+  std::optional<Found> alternative = {};      // of a miss: what runs before the generic kernel
+  std::optional<Found> generic = {};          // of a miss
+  std::string does = {};                      // one of the words below
+  std::string text = {};                      // the same for people
 };
 
 // Words for --json: load, compile, compile-in-background, run-alternative, run-generic, fail.
-void decide(const Context& context, Answer& answer) {
-  const std::string& compiler = answer.compiler.identity;
-  const bool has_fallback = answer.alternative || answer.generic;
-  const std::string fallback = answer.alternative ? answer.alternative->name : "the generic kernel";
-  if (is_hit(answer.candidates)) {
+void tell(const jit::Decision& decision, Answer& answer) {
+  const bool is_alternative = decision.fallback == jit::Fallback::alternative;
+  const std::string fallback = is_alternative ? decision.kernel.text() : "the generic kernel";
+  if (decision.in_background) {
+    answer.does = "compile-in-background";
+    answer.text = fmt::format("runs {}, compiles with {} meanwhile", fallback, answer.compiler);
+  } else if (decision.origin == jit::Origin::compile) {
+    answer.does = "compile";
+    answer.text = "compiles with " + answer.compiler;
+  } else if (decision.origin == jit::Origin::none) {
+    answer.does = "fail";
+    answer.text = fmt::format("raises Unsupported: no kernel{} ({})",
+                              answer.is_generic ? "" : ", nor a generic one", decision.reason);
+  } else if (decision.fallback == jit::Fallback::none) {
     answer.does = "load";
     answer.text = "loads that file";
-  } else if (!compiler.empty() && context.settings.policy == Policy::async && has_fallback) {
-    answer.does = "compile-in-background";
-    answer.text = fmt::format("runs {}, compiles with {} meanwhile", fallback, compiler);
-  } else if (!compiler.empty()) {
-    answer.does = "compile";
-    answer.text = "compiles with " + compiler;
-  } else if (has_fallback) {
-    answer.does = answer.alternative ? "run-alternative" : "run-generic";
-    answer.text = fmt::format("runs {} ({})", fallback, answer.compiler.why_not);
   } else {
-    answer.does = "fail";
-    answer.text =
-        fmt::format("raises Unsupported: no kernel{} ({})",
-                    answer.is_generic ? "" : ", nor a generic one", answer.compiler.why_not);
+    answer.does = is_alternative ? "run-alternative" : "run-generic";
+    answer.text = fmt::format("runs {} ({})", fallback, decision.reason);
   }
+}
+
+std::optional<Found> found(const jit::Decision& decision, jit::LayerPlaces& places) {
+  if (decision.origin == jit::Origin::none) return std::nullopt;
+  return Found{decision.kernel.text(), places.trace(decision.kernel).back()};
 }
 
 Answer answer_for(const Context& context, const KernelQuery& query,
                   const std::vector<CachedKernel>& kernels) {
   const cache::Key key = jit::build_key(query.spec);
-  const CompilerAtHand compiler = compiler_at_hand(context, query.spec.target);
-  Answer answer{query.spec.text(), key.digest(), query.spec.is_generic(), compiler,
-                trace_get(context, kernels, key, compiler.identity)};
+  const jit::CompilerAtHand compiler = compiler_for(context, query.spec.target);
+  cache::DiskStore store(layers_of(context).options);
+  jit::LayerPlaces places(store, compiler.identity);
+  Answer answer{query.spec.text(), key.digest(), query.spec.is_generic(), compiler.identity,
+                places.trace(query.spec)};
   if (!is_hit(answer.candidates)) {
     // The one that was asked for; else, where no file has the key, the nearest.
     const bool has_files = std::ranges::any_of(
-        answer.candidates, [](const Candidate& one) { return !one.compiler.empty(); });
+        answer.candidates, [](const auto& one) { return !one.compiler.empty(); });
     const CachedKernel* other = query.kernel ? &*query.kernel
                                 : has_files  ? nullptr
                                              : nearest(key, kernels);
     if (other != nullptr) answer.difference = difference(key, *other);
-    for (const auto& alternative : query.spec.op->alternatives(query.spec)) {
-      const auto files =
-          trace_get(context, kernels, jit::build_key(alternative), compiler.identity);
-      if (!is_hit(files)) continue;
-      answer.alternative = {alternative.text(), files.back()};
-      break;
-    }
-    if (!answer.is_generic) {
-      const auto generic =
-          trace_get(context, kernels, jit::build_key(query.spec.generic()), compiler.identity);
-      if (is_hit(generic)) answer.generic = generic.back();
-    }
+    answer.alternative = found(jit::find_alternative(query.spec, places), places);
+    answer.generic = found(jit::find_generic(query.spec, places), places);
   }
-  decide(context, answer);
+  tell(jit::decide(query.spec, compiler, places), answer);
   return answer;
 }
 
@@ -126,7 +110,7 @@ void print_for_people(const Context& context, const Answer& answer) {
     table.add({{""}, {label, Colour::dim}, {value}});
   };
   line("key", answer.digest);
-  for (const Candidate& candidate : answer.candidates) {
+  for (const cache::Candidate& candidate : answer.candidates) {
     if (candidate.problem.empty()) {
       line("file", printable(candidate.path));
       line("layer", printable(layer_name(context, candidate.layer)));
@@ -148,8 +132,8 @@ void print_for_people(const Context& context, const Answer& answer) {
                                   printable(layer_name(context, other->file.layer))));
   }
   if (answer.generic) {
-    line("generic", fmt::format("{} ({})", printable(answer.generic->path),
-                                printable(layer_name(context, answer.generic->layer))));
+    line("generic", fmt::format("{} ({})", printable(answer.generic->file.path),
+                                printable(layer_name(context, answer.generic->file.layer))));
   } else if (!hit && !answer.is_generic) {
     line("generic", "in no layer");
   }
@@ -157,7 +141,7 @@ void print_for_people(const Context& context, const Answer& answer) {
   table.print(context.out, context.colour);
 }
 
-Json json_of(const Context& context, const Candidate& candidate) {
+Json json_of(const Context& context, const cache::Candidate& candidate) {
   return {{"path", candidate.path},
           {"layer", layer_name(context, candidate.layer)},
           {"compiler", candidate.compiler},
@@ -169,7 +153,7 @@ Json json_of(const Context& context, const Answer& answer) {
   Json json = {{"name", answer.name},         {"key", answer.digest}, {"hit", hit},
                {"does", answer.does},         {"text", answer.text},  {"file", nullptr},
                {"passed_over", Json::array()}};
-  for (const Candidate& candidate : answer.candidates) {
+  for (const cache::Candidate& candidate : answer.candidates) {
     if (candidate.problem.empty()) {
       json["file"] = json_of(context, candidate);
     } else {
@@ -188,8 +172,8 @@ Json json_of(const Context& context, const Answer& answer) {
   if (const auto& other = answer.alternative) {
     json["alternative"] = {{"name", other->name}, {"file", json_of(context, other->file)}};
   }
-  json["generic"] = answer.generic ? json_of(context, *answer.generic) : Json();
-  json["compiler"] = answer.compiler.identity.empty() ? Json() : Json(answer.compiler.identity);
+  json["generic"] = answer.generic ? json_of(context, answer.generic->file) : Json();
+  json["compiler"] = answer.compiler.empty() ? Json() : Json(answer.compiler);
   return json;
 }
 

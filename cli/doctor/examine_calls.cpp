@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a call for a target would run, from the generic kernels that are there.
 #include "cli/doctor/findings.hpp"
-#include "jit/build_key.hpp"
+#include "jit/layer_places.hpp"
 #include "jit/op.hpp"
 #include "runtime/error.hpp"
 #include "templates/registry.hpp"
@@ -19,14 +19,17 @@ std::vector<jit::Specialization> generic_variants(Target target) {
 }
 
 Finding examine_calls(const Context& context, cache::DiskStore& store, std::string subject,
-                      Target target, const std::optional<std::string>& compiler) {
+                      Target target, const jit::Compiler* compiler) {
   const bool is_off = context.settings.policy == Policy::off;
-  const bool compiles = compiler && !is_off;
+  jit::CompilerAtHand at_hand{"", "none works"};
+  if (compiler != nullptr) at_hand = jit::compiler_at_hand(context.settings.policy, *compiler);
+  const bool compiles = at_hand.why_not.empty();
+  jit::LayerPlaces places(store, at_hand.identity);
   std::size_t num_found = 0;
   const auto specs = generic_variants(target);
   for (const auto& spec : specs) {
     try {
-      num_found += store.get(jit::build_key(spec), compiles ? *compiler : "") ? 1 : 0;
+      num_found += jit::decide(spec, at_hand, places).origin == jit::Origin::cache ? 1 : 0;
     } catch (const Error&) {
       // No template for this target in this build: not found.
     }

@@ -61,9 +61,9 @@ void examine_cpu(const Context& context, cache::DiskStore& store, Findings& find
   const auto target = examine_processor(context, findings);
   if (!target) return;
   jit::LlvmCompiler compiler(context.settings.package_folder);
-  std::optional<std::string> identity;
-  if (examine_compiler(context, *target, compiler, findings)) identity = compiler.identity();
-  findings.push_back(examine_calls(context, store, "cpu calls", *target, identity));
+  const bool works = examine_compiler(context, *target, compiler, findings);
+  findings.push_back(
+      examine_calls(context, store, "cpu calls", *target, works ? &compiler : nullptr));
 }
 
 }  // namespace rlk::cli

@@ -29,8 +29,7 @@ class CudaExamination {
            "cannot run here: " + why_not_);
     }
     for (const Target target : targets_) {
-      const auto compiler =
-          can_compile(target) ? std::optional(machine_.compiler.identity()) : std::nullopt;
+      const auto compiler = can_compile(target) ? &machine_.compiler : nullptr;
       findings_.push_back(examine_calls(context_, store_, "cuda calls", target, compiler));
     }
   }

@@ -57,9 +57,9 @@ void examine_readiness(const Context& context, const jit::Layers& layers, cache:
                        const CudaMachine& machine, const KernelChoice& choice, Findings& findings);
 
 // What a call for a target would run: a specialized kernel, a generic one, or nothing. `compiler`
-// is the identity of one that works.
+// is one that works, or null.
 Finding examine_calls(const Context& context, cache::DiskStore& store, std::string subject,
-                      Target target, const std::optional<std::string>& compiler);
+                      Target target, const jit::Compiler* compiler);
 
 std::vector<jit::Specialization> generic_variants(Target target);
 

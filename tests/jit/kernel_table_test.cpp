@@ -31,7 +31,7 @@ class Kernels {
   }
   Variant fallback(std::int64_t number) {
     Variant made = variant(number);
-    made.is_fallback = true;
+    made.fallback = Fallback::generic;
     return made;
   }
   const Variant& build(KernelTable& table, std::int64_t number) {
@@ -134,7 +134,7 @@ TEST(KernelTable, CountsSpecializedKernelsOnce) {
   table.look_up_or_build(spec_of(1), [&] { return kernels.fallback(0); });
   EXPECT_EQ(table.num_loaded(), 0u);
   Variant alternative = kernels.build(table, 2);
-  alternative.is_fallback = alternative.is_alternative = true;
+  alternative.fallback = Fallback::alternative;
   table.look_up_or_build(spec_of(3), [&] { return alternative; });
   EXPECT_EQ(table.num_loaded(), 1u);
   kernels.build(table, 4);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // explain: hits, every kind of miss and what follows, for kernels of CUDA.
-#include "cli/query/trace.hpp"
 #include "jit/build_key.hpp"
 #include "jit/parse_specialization.hpp"
 #include "tests/cli/cli_fixture.hpp"
@@ -8,8 +7,6 @@
 
 #include <sys/stat.h>
 #include <utime.h>
-
-#include <random>
 
 namespace rlk::cli {
 namespace {
@@ -261,48 +258,6 @@ TEST_F(ExplainTest, NothingIsMadeOrTouched) {
   ASSERT_EQ(::utime(file.c_str(), &times), 0);
   EXPECT_EQ(run({"explain", name}).code, 0);
   EXPECT_EQ(cache::posix_file_system().stat(file, cache::Links::keep).value.modified_s, 1000);
-}
-
-// trace_get follows the store's rules over a listing: the two must never differ.
-TEST_F(ExplainTest, ItTellsWhatTheStoreWouldGive) {
-  std::mt19937 random(7);
-  const std::vector<std::string> folders = {folder_, temp_ / "image", builtin_};
-  const cache::Key key = real_key(name);
-  int num_hits = 0;
-  for (int round = 0; round < 60; ++round) {
-    SCOPED_TRACE(round);
-    for (const auto& folder : folders) {
-      std::filesystem::remove_all(folder);
-      std::filesystem::create_directories(folder);
-      std::filesystem::permissions(folder, std::filesystem::perms::owner_all);
-      for (const auto& made_by : {nvrtc, other_nvrtc, std::string("nvrtc-13.0-cd")}) {
-        if (random() % 3 != 0) continue;
-        const std::string file = put_key(folder, key, folder + made_by, made_by);
-        if (random() % 3 == 0) std::filesystem::resize_file(file, 100);
-        if (random() % 4 == 0) ::chmod(file.c_str(), 0622);
-        const utimbuf times{1000, static_cast<std::time_t>(1000 + random() % 3)};
-        ::utime(file.c_str(), &times);
-      }
-    }
-    if (random() % 8 == 0) ::chmod(folder_.c_str(), 0722);
-    Settings settings;
-    settings.cache_dir = folder_;
-    settings.package_folder = package_;
-    std::ostringstream unused;
-    Context context{
-        .settings = settings, .extra_layers = {folders[1]}, .out = unused, .err = unused};
-    for (const std::string& asked : {nvrtc, std::string()}) {
-      const auto candidates = trace_get(context, all_kernels(context), key, asked);
-      const auto entry = cache::DiskStore(layers_of(context).options).get(key, asked);
-      ASSERT_EQ(is_hit(candidates), entry.has_value());
-      if (!entry) continue;
-      ++num_hits;
-      const auto metadata = nlohmann::json::parse(entry->metadata);
-      const Candidate& given = candidates.back();
-      EXPECT_EQ(metadata["name"], given.layer.folder + given.compiler);
-    }
-  }
-  EXPECT_GT(num_hits, 30);
 }
 
 }  // namespace

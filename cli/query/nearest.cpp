@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Follows the rules of DiskStore::get over a listing; a test holds the two together.
-#include "cli/query/trace.hpp"
-
-#include "cache/entry_name.hpp"
-
-#include <fmt/format.h>
+// Compares the fields of keys.
+#include "cli/query/nearest.hpp"
 
 #include <algorithm>
 #include <sstream>
@@ -14,23 +10,6 @@ namespace rlk::cli {
 namespace {
 
 using Fields = std::vector<cache::KeyField>;
-
-// The exact name first, then the newest.
-void sort_as_get_does(std::vector<const CachedKernel*>& found, const std::string& exact) {
-  const auto rank = [&](const CachedKernel* kernel) {
-    const auto stat =
-        cache::posix_file_system().stat(kernel->entry.path, cache::Links::follow).value;
-    return std::tuple(!exact.empty() && kernel->entry.path.ends_with('/' + exact), stat.modified_s,
-                      stat.modified_ns, kernel->entry.path);
-  };
-  std::ranges::sort(found, std::greater<>(), rank);
-}
-
-// What a get finds wrong with a file when it reads it whole.
-std::string problem_of(cache::DiskStore& store, const CachedKernel& kernel) {
-  const auto read = store.read(kernel.entry);
-  return read.status == cache::ReadStatus::absent ? "vanished" : read.problem;
-}
 
 std::string value_of(const Fields& fields, std::string_view tag) {
   const auto field = std::ranges::find(fields, tag, &cache::KeyField::tag);
@@ -59,41 +38,6 @@ std::size_t num_equal_words(const std::string& a, const std::string& b) {
 }
 
 }  // namespace
-
-std::vector<Candidate> trace_get(const Context& context, const std::vector<CachedKernel>& kernels,
-                                 const cache::Key& key, const std::string& compiler) {
-  const std::string digest = key.digest();
-  const std::string exact = compiler.empty() ? "" : cache::entry_file_name(digest, compiler);
-  cache::DiskStore store(layers_of(context).options);
-  std::vector<Candidate> candidates;
-  for (const auto& state : store.layers()) {
-    if (state.layer.read_write && !state.problem.empty()) {
-      candidates.push_back({state.layer.folder, state.layer, "", state.problem});
-      continue;
-    }
-    std::vector<const CachedKernel*> found;
-    for (const CachedKernel& kernel : kernels) {
-      const bool is_here = kernel.entry.layer.folder == state.layer.folder;
-      if (is_here && kernel.entry.digest == digest) found.push_back(&kernel);
-    }
-    sort_as_get_does(found, exact);
-    for (const CachedKernel* kernel : found) {
-      const cache::ListedEntry& entry = kernel->entry;
-      const bool is_exact = entry.path.ends_with('/' + exact);
-      const bool is_foreign = entry.layer.read_write && !exact.empty() && !is_exact;
-      candidates.push_back({entry.path, entry.layer, entry.compiler,
-                            is_foreign ? fmt::format("made by {}; the read-write layer wants {}",
-                                                     entry.compiler, compiler)
-                                       : problem_of(store, *kernel)});
-      if (candidates.back().problem.empty()) return candidates;
-    }
-  }
-  return candidates;
-}
-
-bool is_hit(const std::vector<Candidate>& candidates) {
-  return !candidates.empty() && candidates.back().problem.empty();
-}
 
 std::optional<Difference> difference(const cache::Key& key, const CachedKernel& kernel) {
   const Fields wanted = cache::decode_key(key.bytes).value_or(Fields());

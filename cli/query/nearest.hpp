@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a get of a key would find, file by file, and why each is taken or not.
+// Of a key that no file has: the entry that is nearest to it, and where it differs.
 #pragma once
 
 #include "cache/key.hpp"
@@ -10,21 +10,6 @@
 #include <vector>
 
 namespace rlk::cli {
-
-// A file of the key, or a folder that is not looked into.
-struct Candidate {
-  std::string path;
-  cache::Layer layer;
-  std::string compiler = {};
-  std::string problem = {};  // why a get passes it over; empty: a get gives this one
-};
-
-// In the order of a get, up to the one that it gives. `kernels` are all entries of all layers;
-// `compiler` is what the get asks for, "" for any.
-std::vector<Candidate> trace_get(const Context& context, const std::vector<CachedKernel>& kernels,
-                                 const cache::Key& key, const std::string& compiler);
-
-bool is_hit(const std::vector<Candidate>& candidates);
 
 // Where the nearest entry of another key first differs.
 struct Difference {
