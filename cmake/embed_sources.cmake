@@ -46,7 +46,6 @@ file(WRITE ${OUTPUT} "// Generated: the templates and the ops.
 #include <array>
 #include <cstddef>
 
-#include \"jit/op.hpp\"
 #include \"templates/registry.hpp\"
 
 ${bytes}
@@ -60,6 +59,6 @@ constinit const std::array<const jit::Op*, ${num_ops}> all_ops{${pointers}};
 
 std::span<const KernelSource> kernel_sources() { return sources; }
 
-std::span<const jit::Op* const> ops() { return all_ops; }
+jit::Ops ops() { return all_ops; }
 }  // namespace rlk::templates
 ")

@@ -4,9 +4,7 @@
 
 #include "cache/entry.hpp"
 #include "jit/nvrtc/nvrtc_compiler.hpp"
-#include "jit/op.hpp"
 #include "runtime/error.hpp"
-#include "templates/registry.hpp"
 
 #include <fmt/format.h>
 
@@ -18,15 +16,6 @@ namespace {
 // Raise when host and kernel disagree with older artifacts: argument structs, entry points, steps.
 constexpr std::string_view k_abi_version = "1";
 
-const templates::KernelSource& source_of(const Specialization& spec) {
-  const auto* source = templates::find_source(spec.op->name, spec.target);
-  if (source == nullptr) {
-    throw Unsupported("{}: target: this build has no template for {}", spec.op->name,
-                      name(spec.target));
-  }
-  return *source;
-}
-
 // The options that decide the code, in order. The CPU's compiler has none: all is in its identity.
 std::vector<std::string> options_of(const Specialization& spec) {
   if (backend(spec.target) == Backend::cpu) return {};
@@ -37,6 +26,15 @@ std::vector<std::string> options_of(const Specialization& spec) {
 }
 
 }  // namespace
+
+const KernelSource& source_of(const Specialization& spec) {
+  const KernelSource* source = spec.op->find_source(spec.op->name, spec.target);
+  if (source == nullptr) {
+    throw Unsupported("{}: target: this build has no template for {}", spec.op->name,
+                      name(spec.target));
+  }
+  return *source;
+}
 
 CompileRequest compile_request(const Specialization& spec) {
   CompileRequest request;

@@ -4,11 +4,14 @@
 
 #include "cache/key.hpp"
 #include "jit/compiler.hpp"
+#include "jit/op.hpp"
 #include "jit/specialization.hpp"
 
 namespace rlk::jit {
 
-// Throws Unsupported where the op has no template for the target.
+// The op's template. These throw Unsupported where it has none for the target.
+const KernelSource& source_of(const Specialization& spec);
+
 CompileRequest compile_request(const Specialization& spec);
 
 // Covers every input of the output and nothing else: no path, time or log switch.

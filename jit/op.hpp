@@ -10,6 +10,7 @@
 #include "runtime/tensor.hpp"
 #include "runtime/workspace.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -34,6 +35,15 @@ struct LaunchSettings {
   std::int64_t workspace_bytes = std::int64_t{512} << 20;  // CUDA: of a backward, about
   int max_sms = 0;             // CUDA: that a persistent kernel takes, 0: all
   bool validate_sync = false;  // CUDA: look at the values of a call before its launch
+};
+
+// What a compiler is given: for a CPU level, kernel_cpu.cpp as bitcode; for every CUDA target,
+// kernel.cuh with its headers as one text.
+struct KernelSource {
+  std::string_view op;
+  std::string_view family;  // "x86-64-v3", or "cuda"
+  std::span<const std::byte> code;
+  std::string_view digest;  // SHA-256 of the code, in hex
 };
 
 inline std::vector<Specialization> no_alternatives(const Specialization&) { return {}; }
@@ -64,6 +74,8 @@ struct Op {
   // would.
   std::vector<Specialization> (*model_variants)(const ModelShape&, DType, Pass, Target,
                                                 const Tuning&);
+  // The template of the op of this name; null where the build has none for the target.
+  const KernelSource* (*find_source)(std::string_view name, Target);
   // Those that differ from this one in their tile alone, so that they give the same bits.
   std::vector<Specialization> (*alternatives)(const Specialization&) = no_alternatives;
   std::span<const std::string_view> tile_names = {};

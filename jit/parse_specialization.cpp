@@ -63,7 +63,7 @@ Parts cut(std::string_view name) {
           name.substr(open + 1, close - open - 1), name.substr(close + 2)};
 }
 
-const Op& find_op(std::string_view name, std::span<const Op* const> ops) {
+const Op& find_op(std::string_view name, Ops ops) {
   const auto found = std::ranges::find(ops, name, [](const Op* op) { return op->name; });
   if (found == ops.end()) fail("op", one_of(ops, [](const Op* op) { return op->name; }), name);
   return **found;
@@ -125,7 +125,7 @@ void parse_constant(std::string_view text, Specialization& spec) {
 
 }  // namespace
 
-Specialization parse_specialization(std::string_view name, std::span<const Op* const> ops) {
+Specialization parse_specialization(std::string_view name, Ops ops) {
   const Parts parts = cut(name);
   Specialization spec{
       &find_op(parts.op, ops), find_pass(parts.pass), find_target(parts.target), {}};

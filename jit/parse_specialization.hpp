@@ -3,17 +3,14 @@
 #pragma once
 
 #include "jit/specialization.hpp"
-#include "templates/registry.hpp"
 
-#include <span>
 #include <string_view>
 
 namespace rlk::jit {
 
 // "linear_logp.fwd[x=bf16 V=32000 D=1024]@sm_90a", as text() writes it. A constant that is left out
-// is taken at run time. Throws InvalidArgument, which names the part that is wrong and what was
-// expected there.
-Specialization parse_specialization(std::string_view name,
-                                    std::span<const Op* const> ops = templates::ops());
+// is taken at run time. `ops` are those of this build. Throws InvalidArgument, which names the part
+// that is wrong and what was expected there.
+Specialization parse_specialization(std::string_view name, Ops ops);
 
 }  // namespace rlk::jit

@@ -6,12 +6,14 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
 namespace rlk::jit {
 
 struct Op;
+using Ops = std::span<const Op* const>;
 
 enum class Pass : std::uint8_t { fwd, bwd };
 inline const char* name(Pass pass) { return pass == Pass::fwd ? "fwd" : "bwd"; }

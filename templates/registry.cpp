@@ -2,8 +2,6 @@
 // Look-ups in the lists that the build wrote.
 #include "templates/registry.hpp"
 
-#include "jit/op.hpp"
-
 namespace rlk::templates {
 
 const KernelSource* find_source(std::string_view op, Target target) {

@@ -5,6 +5,7 @@
 #include "cli/text/table.hpp"
 #include "jit/warm/manifest.hpp"
 #include "runtime/error.hpp"
+#include "templates/registry.hpp"
 
 #include <fmt/format.h>
 
@@ -129,7 +130,8 @@ int prune(const Context& context, const PruneOptions& options) {
   if (!has_read_write(context, layers)) return failed;
   const Removed removed(context);
   const cache::Swept swept = cache::DiskStore(layers.options).prune(limits);
-  if (!options.dry_run && swept.num_removed > 0) jit::trim_manifest(layers.options);
+  if (!options.dry_run && swept.num_removed > 0)
+    jit::trim_manifest(layers.options, templates::ops());
   if (context.json) {
     Json json = json_of(swept);
     json["dry_run"] = options.dry_run;
@@ -158,7 +160,7 @@ int clear(const Context& context, bool is_sure) {
     return failed;
   }
   const cache::Swept swept = cache::DiskStore(layers.options).clear();
-  if (swept.num_removed > 0) jit::trim_manifest(layers.options);
+  if (swept.num_removed > 0) jit::trim_manifest(layers.options, templates::ops());
   if (context.json) {
     print_json(context.out, json_of(swept));
   } else {

@@ -4,6 +4,7 @@
 #include "cli/query/cached_kernel.hpp"
 #include "cli/text/table.hpp"
 #include "jit/warm/manifest.hpp"
+#include "templates/registry.hpp"
 
 #include <fmt/format.h>
 
@@ -89,7 +90,7 @@ int remove(const Context& context, const RemoveOptions& options) {
       }
     }
   }
-  if (!removed.empty()) jit::trim_manifest(layers.options);
+  if (!removed.empty()) jit::trim_manifest(layers.options, templates::ops());
   print(context, removed);
   return is_well ? ok : failed;
 }

@@ -10,7 +10,6 @@
 #include "jit/op.hpp"
 #include "runtime/error.hpp"
 #include "runtime/settings.hpp"
-#include "templates/registry.hpp"
 
 #include <elf.h>
 #include <fmt/format.h>
@@ -37,12 +36,12 @@ int show_source(const Context& context, const std::string& word) {
   if (!query) return failed;
   const jit::Specialization& spec = query->spec;
   const jit::CompileRequest request = jit::compile_request(spec);
-  const auto* source = templates::find_source(spec.op->name, spec.target);
-  context.out << "// " << request.name << "\n// template, SHA-256: " << source->digest << '\n';
+  const std::string_view digest = jit::source_of(spec).digest;
+  context.out << "// " << request.name << "\n// template, SHA-256: " << digest << '\n';
   if (query->kernel) {
     for (const auto& field :
          cache::decode_key(query->kernel->entry.key).value_or(std::vector<cache::KeyField>())) {
-      if (field.tag != "template" || field.value == source->digest) continue;
+      if (field.tag != "template" || field.value == digest) continue;
       context.out << "// The entry was made from another one: " << printable(field.value) << '\n';
     }
   }

@@ -48,7 +48,7 @@ std::vector<jit::Specialization> kernels_of(const Context& context, const WarmCo
   auto kernels = chosen_kernels(context, asked.choice, own_targets(context.settings));
   const auto targets = named_targets(asked.choice);
   for (const std::string& file : asked.traces) {
-    const jit::TraceRead read = jit::read_trace(file);
+    const jit::TraceRead read = jit::read_trace(file, templates::ops());
     for (const std::string& problem : read.problems) {
       context.err << "rlk-jit: left out: " << printable(problem) << '\n';
     }

@@ -4,6 +4,7 @@
 #include "cli/query/kernel_choice.hpp"
 #include "jit/build_key.hpp"
 #include "jit/warm/preload_list.hpp"
+#include "templates/registry.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -112,7 +113,8 @@ void examine_readiness(const Context& context, const jit::Layers& layers, cache:
     if (!is_asked) targets = here;
     std::vector<jit::Specialization> kernels;
     for (const Target target : targets) {
-      for (const auto& kernel : jit::manifest_kernels(folders_of(layers), target)) {
+      for (const auto& kernel :
+           jit::manifest_kernels(folders_of(layers), target, templates::ops())) {
         kernels.push_back(kernel);
       }
     }

@@ -5,20 +5,21 @@
 #include "cli/text/text.hpp"
 #include "jit/parse_specialization.hpp"
 #include "runtime/error.hpp"
+#include "templates/registry.hpp"
 
 namespace rlk::cli {
 
 std::optional<KernelQuery> parse_kernel_query(const Context& context, const std::string& word) {
   std::string problem;
   try {
-    return KernelQuery{jit::parse_specialization(word)};
+    return KernelQuery{jit::parse_specialization(word, templates::ops())};
   } catch (const InvalidArgument& error) {
     problem = error.what();
   }
   auto kernel = find_kernel(context, word);
   try {
     if (kernel) {
-      const jit::Specialization spec = jit::parse_specialization(kernel->name);
+      const jit::Specialization spec = jit::parse_specialization(kernel->name, templates::ops());
       return KernelQuery{spec, std::move(kernel)};
     }
   } catch (const InvalidArgument& error) {

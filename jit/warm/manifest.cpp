@@ -31,9 +31,9 @@ void write(const cache::StoreOptions& store, const std::set<std::string>& names)
 }
 
 // By any compiler. Of a name that this build does not know nothing can be said: it stays.
-bool is_there(cache::DiskStore& folder, const std::string& name) {
+bool is_there(cache::DiskStore& folder, const std::string& name, Ops ops) {
   try {
-    return folder.get(build_key(parse_specialization(name)), "").has_value();
+    return folder.get(build_key(parse_specialization(name, ops)), "").has_value();
   } catch (const Error&) {
     return true;
   }
@@ -66,7 +66,7 @@ void add_to_manifest(const cache::StoreOptions& store, const std::vector<std::st
   if (all.size() != before.size() || before.empty()) write(store, all);
 }
 
-void trim_manifest(const cache::StoreOptions& store) {
+void trim_manifest(const cache::StoreOptions& store, Ops ops) {
   const FileTurn turn(store, cache::k_manifest_byte);
   const auto before = read_manifest(*store.read_write);
   cache::StoreOptions alone = store;
@@ -74,7 +74,7 @@ void trim_manifest(const cache::StoreOptions& store) {
   cache::DiskStore folder(alone);
   std::set<std::string> left;
   for (const std::string& name : before) {
-    if (is_there(folder, name)) left.insert(name);
+    if (is_there(folder, name, ops)) left.insert(name);
   }
   if (left.size() != before.size()) write(store, left);
 }

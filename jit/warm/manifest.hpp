@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cache/disk_store.hpp"
+#include "jit/specialization.hpp"
 
 #include <string>
 #include <vector>
@@ -21,6 +22,6 @@ void add_to_manifest(const cache::StoreOptions& store, const std::vector<std::st
 
 // Drops the names of kernels that the folder does not hold any more: what was removed on purpose is
 // not to be missed by a strict preload.
-void trim_manifest(const cache::StoreOptions& store);
+void trim_manifest(const cache::StoreOptions& store, Ops ops);
 
 }  // namespace rlk::jit

@@ -8,7 +8,6 @@
 #include "jit/warm/trace.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
-#include "templates/registry.hpp"
 
 #include <algorithm>
 #include <filesystem>
@@ -24,10 +23,11 @@ bool is_model(const std::string& word) {
          fs::is_directory(word, error);
 }
 
-std::vector<Wanted> wanted_of_model(const std::string& word, Target target, TuningOf tuning_of) {
-  const ModelShape shape = read_model_shape(word, templates::ops());
+std::vector<Wanted> wanted_of_model(const std::string& word, Target target, TuningOf tuning_of,
+                                    Ops ops) {
+  const ModelShape shape = read_model_shape(word, ops);
   std::vector<Wanted> all;
-  for (const Op* op : templates::ops()) {
+  for (const Op* op : ops) {
     for (const Pass pass : {Pass::fwd, Pass::bwd}) {
       Wanted wanted;
       for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
@@ -42,12 +42,13 @@ std::vector<Wanted> wanted_of_model(const std::string& word, Target target, Tuni
 
 }  // namespace
 
-std::vector<Specialization> manifest_kernels(std::span<const std::string> folders, Target target) {
+std::vector<Specialization> manifest_kernels(std::span<const std::string> folders, Target target,
+                                             Ops ops) {
   std::vector<Specialization> kernels;
   for (const std::string& folder : folders) {
     for (const std::string& name : read_manifest(folder)) {
       try {
-        const Specialization kernel = parse_specialization(name);
+        const Specialization kernel = parse_specialization(name, ops);
         if (kernel.target != target || std::ranges::find(kernels, kernel) != kernels.end())
           continue;
         kernels.push_back(kernel);
@@ -60,9 +61,10 @@ std::vector<Specialization> manifest_kernels(std::span<const std::string> folder
   return kernels;
 }
 
-std::vector<Wanted> wanted_kernels(const std::string& word, Target target, TuningOf tuning_of) {
-  if (word.find("]@") != std::string::npos) return {{{{parse_specialization(word)}}}};
-  if (is_model(word)) return wanted_of_model(word, target, tuning_of);
+std::vector<Wanted> wanted_kernels(const std::string& word, Target target, TuningOf tuning_of,
+                                   Ops ops) {
+  if (word.find("]@") != std::string::npos) return {{{{parse_specialization(word, ops)}}}};
+  if (is_model(word)) return wanted_of_model(word, target, tuning_of, ops);
   std::error_code error;
   if (!fs::exists(word, error)) {
     throw InvalidArgument(
@@ -71,7 +73,7 @@ std::vector<Wanted> wanted_kernels(const std::string& word, Target target, Tunin
         word);
   }
   std::vector<Wanted> all;
-  for (const auto& kernel : read_trace(word).kernels) {
+  for (const auto& kernel : read_trace(word, ops).kernels) {
     if (kernel.target == target) all.push_back({{{kernel}}});
   }
   return all;

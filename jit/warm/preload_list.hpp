@@ -14,7 +14,8 @@ namespace rlk::jit {
 
 // Of the manifests in these folders, each once; names that this build does not know are left out,
 // as are other targets' kernels.
-std::vector<Specialization> manifest_kernels(std::span<const std::string> folders, Target target);
+std::vector<Specialization> manifest_kernels(std::span<const std::string> folders, Target target,
+                                             Ops ops);
 
 // One thing that a process asks for, and the sets of kernels any one of which will do.
 struct Wanted {
@@ -26,6 +27,7 @@ using TuningOf = runtime::FunctionRef<Tuning(const Op&, Pass)>;
 
 // `word` is a kernel's name, a trace of RLK_TRACE, or a model: a config.json, a folder with one, or
 // V=..,D=..; of a model, each op and pass is wanted in any dtype. Throws InvalidArgument.
-std::vector<Wanted> wanted_kernels(const std::string& word, Target target, TuningOf tuning_of);
+std::vector<Wanted> wanted_kernels(const std::string& word, Target target, TuningOf tuning_of,
+                                   Ops ops);
 
 }  // namespace rlk::jit

@@ -52,7 +52,7 @@ void Trace::add(const std::string& name) {
   log().warn("trace: RLK_TRACE: {}: nothing is recorded: {}", *file_, problem);
 }
 
-TraceRead read_trace(const std::string& file) {
+TraceRead read_trace(const std::string& file, Ops ops) {
   const auto text = cache::read_text_file(cache::posix_file_system(), file, k_most_bytes);
   if (text.is_absent || !text.problem.empty()) {
     throw InvalidArgument("trace: {}: expected a file that RLK_TRACE has recorded, got: {}", file,
@@ -64,7 +64,7 @@ TraceRead read_trace(const std::string& file) {
   for (int number = 1; std::getline(lines, line); ++number) {
     if (line.empty()) continue;
     try {
-      const Specialization spec = parse_specialization(line);
+      const Specialization spec = parse_specialization(line, ops);
       if (std::ranges::find(read.kernels, spec) == read.kernels.end()) {
         read.kernels.push_back(spec);
       }

@@ -37,6 +37,6 @@ struct TraceRead {
 };
 
 // Throws InvalidArgument where the file cannot be read.
-TraceRead read_trace(const std::string& file);
+TraceRead read_trace(const std::string& file, Ops ops);
 
 }  // namespace rlk::jit

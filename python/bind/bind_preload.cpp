@@ -5,6 +5,7 @@
 #include "python/bind/module.hpp"
 #include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
+#include "templates/registry.hpp"
 
 #include <pybind11/stl.h>
 
@@ -31,7 +32,8 @@ void preload_wanted(const std::string& word, const Device& device, jit::Preloade
   const auto tuning_of = [&](const jit::Op& op, jit::Pass pass) {
     return dispatcher.tuning(op, pass, device);
   };
-  for (const auto& wanted : jit::wanted_kernels(word, dispatcher.target(device), tuning_of)) {
+  for (const auto& wanted :
+       jit::wanted_kernels(word, dispatcher.target(device), tuning_of, templates::ops())) {
     std::vector<jit::Preloaded> sets;
     for (const auto& kernels : wanted.any_of) sets.push_back(dispatcher.preload(kernels, device));
     const auto num_loaded = [](const jit::Preloaded& set) { return set.loaded.size(); };
@@ -57,7 +59,8 @@ std::pair<std::vector<std::string>, std::vector<std::string>> preload(
       for (const auto& word : *words) preload_wanted(word, device, all);
     } else {
       const Target target = dispatcher.target(device);
-      all = dispatcher.preload(jit::manifest_kernels(folders_of(dispatcher), target), device);
+      all = dispatcher.preload(
+          jit::manifest_kernels(folders_of(dispatcher), target, templates::ops()), device);
     }
   });
   return {std::move(all.loaded), std::move(all.missing)};

@@ -13,6 +13,7 @@
 #include "templates/common/dense.hpp"
 #include "templates/common/device_errors.hpp"
 #include "templates/common/host_copy.hpp"
+#include "templates/registry.hpp"
 
 #include <algorithm>
 
@@ -175,6 +176,7 @@ const jit::Op group_advantages_op{
     "group_advantages", k_constants,      check,
     specialize,         launch,           entries,
     no_shared_bytes,    generic_variants, jit::no_model_variants,
+    find_source,
 };
 }  // namespace templates
 

@@ -2,6 +2,8 @@
 // grpo_loss for the dispatcher: its constants, check, entry points and variants.
 #include "templates/grpo_loss/op.hpp"
 
+#include "templates/registry.hpp"
+
 namespace rlk {
 namespace {
 
@@ -48,6 +50,7 @@ const jit::Op grpo_loss_op{
     .dynamic_shared_bytes = grpo_loss_shared_bytes,
     .generic_variants = generic_variants,
     .model_variants = model_variants,
+    .find_source = find_source,
     .parameters = k_parameters,
 };
 }  // namespace templates

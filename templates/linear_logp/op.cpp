@@ -4,6 +4,7 @@
 
 #include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/launch_cpu.hpp"
+#include "templates/registry.hpp"
 
 #include <algorithm>
 #include <array>
@@ -121,6 +122,7 @@ const jit::Op linear_logp_op{
     .dynamic_shared_bytes = dynamic_shared_bytes,
     .generic_variants = generic_variants,
     .model_variants = model_variants,
+    .find_source = find_source,
     .alternatives = alternatives,
     .tile_names = k_tile_names,
     .parameters = k_parameters,

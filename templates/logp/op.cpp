@@ -2,6 +2,8 @@
 // logp for the dispatcher: its parameters, constants, entry points and variants.
 #include "templates/logp/op.hpp"
 
+#include "templates/registry.hpp"
+
 namespace rlk {
 namespace {
 
@@ -78,6 +80,7 @@ const jit::Op logp_op{
     .dynamic_shared_bytes = logp_shared_bytes,
     .generic_variants = generic_variants,
     .model_variants = model_variants,
+    .find_source = find_source,
     .parameters = k_parameters,
 };
 }  // namespace templates

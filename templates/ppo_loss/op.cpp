@@ -4,6 +4,7 @@
 
 #include "templates/ppo_loss/check.hpp"
 #include "templates/ppo_loss/launch.hpp"
+#include "templates/registry.hpp"
 
 namespace rlk {
 namespace {
@@ -70,6 +71,7 @@ const jit::Op ppo_loss_op{
     "ppo_loss",      k_constants,      check_ppo_loss,
     specialize,      launch_ppo_loss,  ppo_loss_entries,
     no_shared_bytes, generic_variants, jit::no_model_variants,
+    find_source,
 };
 }  // namespace templates
 

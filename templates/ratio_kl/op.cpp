@@ -9,6 +9,7 @@
 #include "templates/common/cuda_memory.hpp"
 #include "templates/common/dense.hpp"
 #include "templates/common/device_errors.hpp"
+#include "templates/registry.hpp"
 
 #include <algorithm>
 
@@ -205,6 +206,7 @@ const jit::Op ratio_kl_op{
     "ratio_kl",      k_constants,      check,
     specialize,      launch,           entries,
     no_shared_bytes, generic_variants, jit::no_model_variants,
+    find_source,
 };
 }  // namespace templates
 

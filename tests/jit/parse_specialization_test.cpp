@@ -4,6 +4,7 @@
 
 #include "jit/op.hpp"
 #include "runtime/error.hpp"
+#include "templates/registry.hpp"
 #include "tests/support/fake_toolchain.hpp"
 #include "tests/support/what.hpp"
 
@@ -29,7 +30,8 @@ TEST(ParseSpecialization, EveryOpsGenericsAndSpecializedFormsAreReadBack) {
       // An op may be of CUDA alone.
       ASSERT_FALSE(backend(target) == Backend::cuda && op->generic_variants(target).empty());
       for (const Specialization& generic : op->generic_variants(target)) {
-        EXPECT_EQ(parse_specialization(generic.text()), generic) << generic.text();
+        EXPECT_EQ(parse_specialization(generic.text(), templates::ops()), generic)
+            << generic.text();
         // Each constant alone, and all of them.
         Specialization all = generic;
         for (std::size_t i = 0; i < op->constants.size(); ++i) {
@@ -37,9 +39,9 @@ TEST(ParseSpecialization, EveryOpsGenericsAndSpecializedFormsAreReadBack) {
           Specialization one = generic;
           const std::int64_t value = op->constants[i].words.empty() ? 128256 + std::int64_t(i) : 1;
           one.values[i] = all.values[i] = value;
-          EXPECT_EQ(parse_specialization(one.text()), one) << one.text();
+          EXPECT_EQ(parse_specialization(one.text(), templates::ops()), one) << one.text();
         }
-        EXPECT_EQ(parse_specialization(all.text()), all) << all.text();
+        EXPECT_EQ(parse_specialization(all.text(), templates::ops()), all) << all.text();
       }
     }
   }

@@ -136,7 +136,8 @@ inline const jit::Op& fake_op() {
       [](Target) { return std::vector<jit::Specialization>{}; },
       [](const jit::ModelShape& shape, DType, jit::Pass pass, Target target, const jit::Tuning&) {
         return std::vector<jit::Specialization>{{&fake_op(), pass, target, {shape.vocab}}};
-      }};
+      },
+      templates::find_source};
   return op;
 }
 

@@ -22,6 +22,7 @@ TEST(RegistryTest, EveryOpHasItsSourceForEveryLevelOfItsVariants) {
     EXPECT_EQ(find_op(op->name), op);
     for (const Target level : cpu_targets()) {
       const KernelSource* source = find_source(op->name, level);
+      EXPECT_EQ(op->find_source(op->name, level), source);
       if (op->generic_variants(level).empty()) {
         EXPECT_EQ(source, nullptr) << op->name << " is of CUDA alone";
         EXPECT_EQ(op->name, "grpo_loss");

@@ -2,6 +2,7 @@
 // explain: hits, every kind of miss and what follows, for kernels of CUDA.
 #include "jit/build_key.hpp"
 #include "jit/parse_specialization.hpp"
+#include "templates/registry.hpp"
 #include "tests/cli/cli_fixture.hpp"
 #include "tests/cli/fake_tool.hpp"
 
@@ -21,7 +22,7 @@ class ExplainTest : public CliTest {
   ExplainTest() { ::setenv("RLK_NVRTC", RLK_FAKE_NVRTC, 1); }
 
   static cache::Key real_key(const std::string& kernel) {
-    return jit::build_key(jit::parse_specialization(kernel));
+    return jit::build_key(jit::parse_specialization(kernel, templates::ops()));
   }
   static std::string put_key(const std::string& folder, const cache::Key& key,
                              const std::string& kernel, const std::string& made_by) {

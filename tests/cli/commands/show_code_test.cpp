@@ -3,6 +3,7 @@
 #include "jit/build_key.hpp"
 #include "jit/nvrtc/nvrtc_compiler.hpp"
 #include "jit/parse_specialization.hpp"
+#include "templates/registry.hpp"
 #include "tests/cli/cli_fixture.hpp"
 #include "tests/cli/fake_tool.hpp"
 #include "tests/jit/nvrtc/elf_writer.hpp"
@@ -38,7 +39,7 @@ class ShowCodeTest : public CliTest {
 };
 
 TEST_F(ShowCodeTest, TheSourceOfCudaIsWhatNvrtcIsGiven) {
-  const auto request = jit::compile_request(jit::parse_specialization(cuda_name));
+  const auto request = jit::compile_request(jit::parse_specialization(cuda_name, templates::ops()));
   const Ran ran = run({"show", cuda_name, "--source"});
   EXPECT_EQ(ran.code, 0) << ran.err;
   const auto lines = lines_of(ran.out);

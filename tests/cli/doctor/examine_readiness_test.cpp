@@ -5,6 +5,7 @@
 #include "jit/parse_specialization.hpp"
 #include "jit/tuning_file.hpp"
 #include "jit/warm/manifest.hpp"
+#include "templates/registry.hpp"
 #include "tests/cli/cli_fixture.hpp"
 #include "tests/support/fake_cuda.hpp"
 
@@ -25,7 +26,7 @@ class ExamineReadinessTest : public CliTest {
   }
 
   void store_kernel(const std::string& name, const std::string& made_by = "nvrtc-12.9-ab") const {
-    const auto spec = jit::parse_specialization(name);
+    const auto spec = jit::parse_specialization(name, templates::ops());
     const nlohmann::json metadata = {{"name", name}, {"target", rlk::name(spec.target)}};
     cache::DiskStore({.read_write = folder_})
         .put({jit::build_key(spec).bytes, metadata.dump(), std::vector<std::byte>(10)}, made_by);

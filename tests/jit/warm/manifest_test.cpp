@@ -3,6 +3,7 @@
 #include "jit/warm/manifest.hpp"
 
 #include "runtime/error.hpp"
+#include "templates/registry.hpp"
 #include "tests/support/captured_log.hpp"
 #include "tests/support/child_processes.hpp"
 #include "tests/support/temp_dir.hpp"
@@ -75,7 +76,7 @@ TEST_F(ManifestTest, WhatIsNoFileOrVeryDeepIsNotUsed) {
 
 TEST_F(ManifestTest, WhatIsGoneIsTrimmed) {
   add_to_manifest(store(), {"linear_logp.fwd[x=bf16 V=7 D=8]@sm_90a", "of a newer rlk"});
-  trim_manifest(store());
+  trim_manifest(store(), templates::ops());
   EXPECT_EQ(read_manifest(folder_.path()), Names{"of a newer rlk"});
 }
 

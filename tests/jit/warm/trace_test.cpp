@@ -4,6 +4,7 @@
 
 #include "runtime/error.hpp"
 #include "templates/linear_logp/op.hpp"
+#include "templates/registry.hpp"
 #include "tests/support/captured_log.hpp"
 #include "tests/support/child_processes.hpp"
 #include "tests/support/temp_dir.hpp"
@@ -34,7 +35,7 @@ TEST_F(TraceTest, WhatIsRecordedIsReadBackOnceAndInOrder) {
   Trace trace(file_);
   for (const int vocab : {5, 3, 5, 4, 3}) trace.record(kernel(vocab));
   Trace(file_).record(kernel(4));  // another process, later
-  const TraceRead read = read_trace(file_);
+  const TraceRead read = read_trace(file_, templates::ops());
   EXPECT_EQ(read.kernels, (std::vector{kernel(5), kernel(3), kernel(4)}));
   EXPECT_TRUE(read.problems.empty());
   std::ifstream in(file_);
@@ -62,7 +63,7 @@ TEST_F(TraceTest, ProcessesAndThreadsLoseAndSpoilNothing) {
     }));
   }
   for (const pid_t child : children) EXPECT_EQ(test::wait_for_child(child), "passed");
-  const TraceRead read = read_trace(file_);
+  const TraceRead read = read_trace(file_, templates::ops());
   EXPECT_EQ(read.kernels.size(), 8u * 3u * 40u);
   EXPECT_TRUE(read.problems.empty());
 }
@@ -82,18 +83,20 @@ TEST_F(TraceTest, WhatIsNoFileIsRefused) {
     Trace trace(file);
     for (const int vocab : {1, 2}) trace.record(kernel(vocab));
     EXPECT_EQ(log_.num_lines(), 1) << log_.text();
-    EXPECT_NE(test::what<InvalidArgument>([&] { read_trace(file); }).find("regular file"),
+    EXPECT_NE(test::what<InvalidArgument>([&] {
+                read_trace(file, templates::ops());
+              }).find("regular file"),
               std::string::npos);
   }
 }
 
 TEST_F(TraceTest, LinesOfNoKernelAreLeftOutAndNamed) {
   std::ofstream(file_) << kernel(5).text() << "\n\nnonsense\n" << kernel(6).text();
-  const TraceRead read = read_trace(file_);
+  const TraceRead read = read_trace(file_, templates::ops());
   EXPECT_EQ(read.kernels, (std::vector{kernel(5), kernel(6)}));
   ASSERT_EQ(read.problems.size(), 1u);
   EXPECT_TRUE(read.problems[0].starts_with(file_ + ": line 3: ")) << read.problems[0];
-  EXPECT_NE(test::what<InvalidArgument>([] { read_trace("no/such"); }), "");
+  EXPECT_NE(test::what<InvalidArgument>([] { read_trace("no/such", templates::ops()); }), "");
 }
 
 }  // namespace

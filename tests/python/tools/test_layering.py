@@ -11,9 +11,9 @@ from paths import ROOT
 ALLOWED = {
     "runtime": (),
     "cache": ("runtime/error.hpp", "runtime/log.hpp"),
-    "jit": ("cache/", "runtime/", "templates/registry.hpp"),
+    "jit": ("cache/", "runtime/"),
     "templates": ("jit/op.hpp", "jit/specialization.hpp", "runtime/"),
-    "cli": ("jit/", "cache/", "runtime/", "templates/registry.hpp", "templates/linear_logp/op.hpp"),
+    "cli": ("jit/", "cache/", "runtime/", "templates/"),
     "python": ("jit/", "cache/", "runtime/", "templates/"),
 }
 # Header of another project -> the only folder that may include it.
@@ -60,6 +60,7 @@ def test_includes_go_one_way() -> None:
         ("runtime/a.cpp", '#include "cache/key.hpp"'),
         ("cache/a.cpp", '#include "runtime/target.hpp"'),
         ("cache/a.cpp", '#include "../jit/op.hpp"'),
+        ("jit/a.cpp", '#include "templates/registry.hpp"'),
         ("jit/a.cpp", '#  include "python/bind/dlpack.hpp"'),
         ("jit/a.cpp", "#include <llvm/IR/Module.h>"),
         ("jit/a.cpp", "#include <pybind11/pybind11.h>"),

@@ -3,6 +3,7 @@
 #include "templates/linear_logp/op.hpp"
 
 #include "jit/parse_specialization.hpp"
+#include "templates/registry.hpp"
 
 #include <gtest/gtest.h>
 
@@ -68,21 +69,22 @@ TEST(LinearLogpOp, OtherLoopsHaveNoTiles) {
     tuned.tile = 2;
     EXPECT_EQ(kernel(tuned).find("tile"), std::string::npos) << kernel(tuned);
     EXPECT_EQ(kernel(tuned), kernel(asked));
-    EXPECT_TRUE(op().alternatives(jit::parse_specialization(kernel(asked))).empty());
+    EXPECT_TRUE(
+        op().alternatives(jit::parse_specialization(kernel(asked), templates::ops())).empty());
   }
 }
 
 TEST(LinearLogpOp, AlternativesAreTheOtherTiles) {
   for (const std::string tile : {"", "64-static"}) {
-    const auto spec = jit::parse_specialization(fwd(tile));
+    const auto spec = jit::parse_specialization(fwd(tile), templates::ops());
     std::set<std::string> names = {spec.text()};
     for (const auto& other : op().alternatives(spec)) names.insert(other.text());
     EXPECT_EQ(names, (std::set<std::string>{fwd(""), fwd("64-dynamic"), fwd("64-static"),
                                             fwd("128-static"), fwd("256-cooperative")}));
     EXPECT_TRUE(op().alternatives(spec.generic()).empty());
   }
-  for (const auto& other : op().alternatives(
-           jit::parse_specialization("linear_logp.fwd[x=f16 V=10 D=8 softcap=yes]@sm_90a"))) {
+  for (const auto& other : op().alternatives(jit::parse_specialization(
+           "linear_logp.fwd[x=f16 V=10 D=8 softcap=yes]@sm_90a", templates::ops()))) {
     EXPECT_TRUE(other.text().starts_with("linear_logp.fwd[x=f16 V=10 D=8 softcap=yes tile="));
   }
 }
