@@ -25,7 +25,8 @@ void check_number(const Parameter& parameter, const OpCall& call, double number)
 
 std::string_view name(Kind kind) {
   constexpr std::string_view names[] = {"tensor",         "number",         "optional_number",
-                                        "number_per_row", "optional_index", "flag"};
+                                        "number_per_row", "optional_index", "flag",
+                                        "word",           "count"};
   return names[static_cast<int>(kind)];
 }
 
@@ -44,6 +45,12 @@ bool has_option(const Parameter& parameter, const OpCall& call) {
     }
     case Kind::optional_index:
       return field<std::optional<std::int64_t>>(parameter, call).has_value();
+    case Kind::word:
+      return field<std::int64_t>(parameter, call) != 0;
+    case Kind::count: {
+      const auto& count = field<Count>(parameter, call);
+      return count.present() || count.value != 0;
+    }
     case Kind::flag:
       break;
   }

@@ -39,6 +39,21 @@ struct NumberPerRow : Tensor {
   }
 };
 
+// A count over all parts of a batch: a number above 0, an int64 tensor of one element, or neither.
+struct Count : Tensor {
+  std::int64_t value = 0;  // 0: none
+  Count& operator=(const Tensor& tensor) {
+    static_cast<Tensor&>(*this) = tensor;
+    return *this;
+  }
+};
+
+// A word of an option, and the code that kernels know it by.
+struct Word {
+  std::string_view word;
+  std::int64_t code;
+};
+
 // What Python gives, and the type of the call's field.
 enum class Kind : std::uint8_t {
   tensor,           // a tensor, or None where it may be absent: Tensor
@@ -47,6 +62,8 @@ enum class Kind : std::uint8_t {
   number_per_row,   // a number, or a floating tensor [...]: NumberPerRow
   optional_index,   // an int of 64 bits or None: std::optional<std::int64_t>
   flag,             // True or False: bool
+  word,   // one of the parameter's words, or None where off is one: std::int64_t, its code
+  count,  // an int above 0, a tensor, or None: Count
 };
 std::string_view name(Kind kind);
 
@@ -64,6 +81,7 @@ struct Parameter {
   const Range* range = nullptr;     // kinds with a number
   ConstantDef constant = {};        // whether a call has the option; no symbol: it is no constant
   bool (*has)(const OpCall&) = {};  // in place of what `kind` says: the call has the option
+  std::span<const Word> words = {};
 };
 
 // The field of a call: field_of<&LinearLogpCall::hidden>.
@@ -88,7 +106,26 @@ constexpr auto joined(const Item (&... parts)[sizes]) {
   return all;
 }
 
-// Whether the call has the option: the value of its constant.
+// The words of an option as those of its constant, by code. Code 0 has none where it is off, or
+// what the text form leaves out (`hides_first`).
+template <const auto& words, bool hides_first = true>
+inline constexpr auto constant_words = [] {
+  constexpr std::size_t size = [] {
+    std::int64_t most = 0;
+    for (const Word& word : words) most = word.code > most ? word.code : most;
+    return static_cast<std::size_t>(most) + 1;
+  }();
+  std::array<std::string_view, size> by_code{};
+  for (const auto& [word, code] : words) {
+    std::string_view& place = by_code.at(static_cast<std::size_t>(code));
+    if (!place.empty()) throw "two words of one code";
+    place = word;
+  }
+  if (hides_first) by_code[0] = "";
+  return by_code;
+}();
+
+// Whether the call has the option: the value of its constant, but of a word, which is its code.
 bool has_option(const Parameter& parameter, const OpCall& call);
 
 // The call's numbers against the ranges of its op's parameters. Throws InvalidArgument.

@@ -1,62 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // group_advantages: from Python arguments to a GroupAdvantagesCall, and its result back.
-#include "python/bind/call_stream.hpp"
+#include "python/bind/call_arguments.hpp"
 #include "python/bind/module.hpp"
-#include "runtime/error.hpp"
 #include "templates/group_advantages/op.hpp"
 
 namespace rlk::bind {
 namespace {
 
-// The call with what keeps its tensors alive.
-struct Bound {
-  TensorArgument rewards, starts;
+py::object forward(const py::dict& arguments) {
   GroupAdvantagesCall call;
-};
-
-Bound bind(py::handle rewards, py::handle boundaries, std::int64_t group_size,
-           std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps,
-           std::int64_t group_of_one, py::handle stream) {
-  Bound bound;
-  const ArgumentName name{"group_advantages", "rewards"};
-  bound.rewards = bind_first(rewards, name, stream);
-  if (!bound.rewards.tensor.present()) throw InvalidArgument(name.fault("a tensor", "None"));
-  GroupAdvantagesCall& call = bound.call;
-  call.op = &templates::group_advantages_op;
-  call.stream = bind_stream(stream, bound.rewards, name);
-  call.rewards = bound.rewards.tensor;
-  call.device = call.rewards.device;
-  bound.starts = bind_argument(boundaries, "group_boundaries", call);
-  call.group_starts = bound.starts.tensor;
-  call.group_size = group_size;
-  call.normalize = normalize;
-  call.eps_is_max = eps_is_max;
-  call.ddof = ddof;
-  call.eps = eps;
-  call.group_of_one = group_of_one;
-  return bound;
-}
-
-py::object forward(py::handle rewards, py::handle boundaries, std::int64_t group_size,
-                   std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps,
-                   std::int64_t group_of_one, py::handle stream) {
-  Bound bound =
-      bind(rewards, boundaries, group_size, normalize, eps_is_max, ddof, eps, group_of_one, stream);
-  GroupAdvantagesCall& call = bound.call;
+  const BoundArguments bound = bind_call(templates::group_advantages_op, arguments, call);
   templates::group_advantages_op.check(call);
-  const Output advantages = make_output(bound.rewards.framework, DType::f32, call.device,
-                                        call.rewards.dims(), call.stream);
+  const Output advantages =
+      make_output(bound.framework, DType::f32, call.device, call.rewards.dims(), call.stream);
   call.advantages = advantages.tensor;
-  run_call(call, bound.rewards.framework, {&advantages, 1});
+  run_call(call, bound.framework, {&advantages, 1});
   return advantages.object;
 }
 
-py::tuple explain(py::handle rewards, py::handle boundaries, std::int64_t group_size,
-                  std::int64_t normalize, bool eps_is_max, std::int64_t ddof, double eps,
-                  std::int64_t group_of_one) {
-  Bound bound = bind(rewards, boundaries, group_size, normalize, eps_is_max, ddof, eps,
-                     group_of_one, py::none());
-  return explain_call(bound.call);
+py::tuple explain(const py::dict& arguments) {
+  GroupAdvantagesCall call;
+  const BoundArguments bound = bind_call(templates::group_advantages_op, arguments, call);
+  return explain_call(call);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // grpo_loss on CUDA: from Python arguments to a GrpoLossCall, and its results back.
 #include "python/bind/call_arguments.hpp"
 #include "python/bind/module.hpp"
-#include "python/bind/ppo_loss_arguments.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "templates/grpo_loss/op.hpp"
 
@@ -32,24 +31,25 @@ struct Bound {
   }
 };
 
-// (log_probs, row_max, row_log_sum, gradient of the logits). `tensors` are those of ppo_loss, dense
-// as GrpoLossCall has them; of log_probs the shape alone is looked at.
-py::tuple forward(const py::dict& arguments, const py::tuple& tensors, const LossOptions& options,
-                  py::handle stream) {
+// (log_probs, row_max, row_log_sum, gradient of the logits). The tensors of ppo_loss are dense, as
+// GrpoLossCall has them; of log_probs the shape alone is read.
+py::tuple forward(const py::dict& arguments, const py::dict& loss_arguments,
+                  const LossOptions& options) {
   Bound bound(arguments);
   GrpoLossCall& call = bound.call;
-  PpoLossArguments loss = bind_ppo_loss_arguments(tensors, options, stream);
-  templates::ppo_loss_op.check(loss.call);
-  const std::int64_t sequences[] = {loss.call.num_sequences()};
+  PpoLossCall& loss = call.loss;
+  const BoundArguments of_loss = bind_call(templates::ppo_loss_op, loss_arguments, loss);
+  static_cast<LossOptions&>(loss) = options;
+  templates::ppo_loss_op.check(loss);
+  const std::int64_t sequences[] = {loss.num_sequences()};
   Output shared[3];
-  Tensor* const slots[] = {&loss.call.sequence_weight, &loss.call.sequence_kl_weight,
-                           &loss.call.sequence_statistic};
+  Tensor* const slots[] = {&loss.sequence_weight, &loss.sequence_kl_weight,
+                           &loss.sequence_statistic};
   for (std::size_t i = 0; i < std::size(shared); ++i) {
-    shared[i] = loss.make(DType::f32, sequences);
+    shared[i] = make_output(of_loss.framework, DType::f32, loss.device, sequences, loss.stream);
     *slots[i] = shared[i].tensor;
   }
-  run_call(loss.call, loss.framework, shared);
-  call.loss = loss.call;
+  run_call(loss, of_loss.framework, shared);
 
   const auto make = [&](DType dtype, const Tensor& like) {
     return make_output(bound.arguments.framework, dtype, call.device, like.dims(), call.stream);

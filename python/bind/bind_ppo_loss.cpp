@@ -1,81 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
 // ppo_loss: from Python arguments to a PpoLossCall, and its results back.
+#include "python/bind/call_arguments.hpp"
 #include "python/bind/module.hpp"
-#include "python/bind/ppo_loss_arguments.hpp"
-#include "runtime/error.hpp"
-
-#include <pybind11/stl.h>
+#include "templates/ppo_loss/op.hpp"
 
 #include <array>
 
 namespace rlk::bind {
 namespace {
 
-constexpr std::size_t k_num_choices = sizeof(LossChoices) / sizeof(long long);
-constexpr std::size_t k_num_values = sizeof(LossValues) / sizeof(float);
-
-LossOptions make_options(const std::array<long long, k_num_choices>& choices,
-                         const std::array<float, k_num_values>& values, long long reduction,
-                         long long kl_reduction, double length, std::int64_t group_size) {
-  LossOptions options{{}, {}, reduction, kl_reduction, length, group_size};
-  std::memcpy(&options.choices, choices.data(), sizeof choices);
-  std::memcpy(&options.values, values.data(), sizeof values);
-  return options;
-}
-
-// (loss, counts, figures, exact, grad, grad_entropy); the last two None where not asked for.
-py::tuple forward(const py::tuple& tensors, const LossOptions& options, py::handle stream,
-                  bool needs_grad, bool needs_entropy) {
-  PpoLossArguments bound = bind_ppo_loss_arguments(tensors, options, stream);
-  PpoLossCall& call = bound.call;
+// (loss, counts, float_metrics, exact, grad, grad_entropy); the last two None where not asked for.
+py::tuple forward(const py::dict& arguments, const LossOptions& options, bool needs_grad,
+                  bool needs_entropy) {
+  PpoLossCall call;
+  const BoundArguments bound = bind_call(templates::ppo_loss_op, arguments, call);
+  static_cast<LossOptions&>(call) = options;
   templates::ppo_loss_op.check(call);  // before outputs of a wrong shape are made
-  const std::int64_t counts_shape[] = {kNumCounts}, exact_shape[] = {kNumSums, 2};
-  const std::int64_t figures_shape[] = {kNumFigures};
-  Output outputs[6];
-  const auto make = [&](int i, Tensor& slot, DType dtype, std::span<const std::int64_t> shape) {
-    outputs[i] = bound.make(dtype, shape);
+  constexpr std::int64_t counts_shape[] = {kNumCounts}, exact_shape[] = {kNumSums, 2};
+  constexpr std::int64_t floats_shape[] = {kNumFloatMetrics};
+  std::array<Output, 6> outputs;
+  const auto make = [&](std::size_t i, Tensor& slot, DType dtype,
+                        std::span<const std::int64_t> shape) {
+    outputs[i] = make_output(bound.framework, dtype, call.device, shape, call.stream);
     slot = outputs[i].tensor;
   };
   make(0, call.loss, DType::f32, {});
   make(1, call.counts, DType::i64, counts_shape);
-  make(2, call.figures, DType::f32, figures_shape);
+  make(2, call.float_metrics, DType::f32, floats_shape);
   make(3, call.exact, DType::i64, exact_shape);
   if (needs_grad) make(4, call.grad, DType::f32, call.log_probs.dims());
   if (needs_entropy) make(5, call.grad_entropy, DType::f32, call.log_probs.dims());
   run_call(call, bound.framework, outputs);
-  py::tuple results(std::size(outputs));
-  for (std::size_t i = 0; i < std::size(outputs); ++i) {
-    results[i] = outputs[i].object ? outputs[i].object : py::none();
-  }
-  return results;
+  return objects_of(outputs);
 }
 
-// upstream * saved, in the dtype of `like`.
-py::object backward(py::handle upstream, py::handle saved, py::handle like) {
-  PpoLossArguments bound;
-  PpoLossCall& call = bound.call;
+// upstream * saved, in the dtype of `log_probs` where that is given.
+py::object backward(const py::dict& arguments) {
+  PpoLossCall call;
   call.pass = jit::Pass::bwd;
-  bound.begin(saved, "saved", py::none(), call.saved);
-  bound.bind(upstream, "grad_output", call.upstream);
-  Tensor origin;
-  if (!like.is(saved)) bound.bind(like, "log_probs", origin);
-  call.gradient.dtype = is_storage(origin.dtype) ? origin.dtype : DType::f32;
+  const BoundArguments bound =
+      bind_call(templates::ppo_loss_op, k_ppo_loss_gradient_parameters, arguments, call);
+  const DType dtype = call.log_probs.dtype;
+  call.gradient.dtype = call.log_probs.present() && is_storage(dtype) ? dtype : DType::f32;
   templates::ppo_loss_op.check(call);
-  const Output gradient = bound.make(call.gradient.dtype, call.saved.dims());
+  const Output gradient = make_output(bound.framework, call.gradient.dtype, call.device,
+                                      call.saved.dims(), call.stream);
   call.gradient = gradient.tensor;
   run_call(call, bound.framework, {&gradient, 1});
   return gradient.object;
 }
 
-py::tuple explain(const py::tuple& tensors, const LossOptions& options) {
-  PpoLossArguments bound = bind_ppo_loss_arguments(tensors, options, py::none());
-  return explain_call(bound.call);
+py::tuple explain(const py::dict& arguments, const LossOptions& options) {
+  PpoLossCall call;
+  const BoundArguments bound = bind_call(templates::ppo_loss_op, arguments, call);
+  static_cast<LossOptions&>(call) = options;
+  return explain_call(call);
 }
 
 }  // namespace
 
 void bind_ppo_loss(py::module_& module) {
-  py::class_<LossOptions>(module, "LossOptions").def(py::init(&make_options));
   module.def("ppo_loss_forward", forward);
   module.def("ppo_loss_backward", backward);
   module.def("ppo_loss_explain", explain);

@@ -4,6 +4,7 @@
 
 #include "python/bind/module.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -70,7 +71,8 @@ void bind_one(const jit::Parameter& parameter, py::handle object, jit::OpCall& c
   };
   switch (parameter.kind) {
     case jit::Kind::tensor:
-      return bind_into(*static_cast<Tensor*>(field));
+      if (!object.is_none()) bind_into(*static_cast<Tensor*>(field));
+      return;
     case jit::Kind::number:
       *static_cast<double*>(field) = bind_number(object, "a number", name);
       return;
@@ -90,6 +92,18 @@ void bind_one(const jit::Parameter& parameter, py::handle object, jit::OpCall& c
       if (!object.is_none()) index = bind_index(object, name);
       return;
     }
+    case jit::Kind::word:
+      *static_cast<std::int64_t*>(field) = bind_word(object, parameter.words, name);
+      return;
+    case jit::Kind::count: {
+      auto& count = *static_cast<jit::Count*>(field);
+      if (object.is_none()) return;
+      if (!PyLong_Check(object.ptr())) return bind_into(count);
+      count.value = PyLong_AsLongLong(object.ptr());
+      if (PyErr_Occurred() != nullptr) PyErr_Clear();
+      if (count.value > 0 && !is_bool(object)) return;
+      throw InvalidArgument(name.fault("a number above 0 or a tensor", shown(object)));
+    }
     case jit::Kind::flag:
       *static_cast<bool*>(field) = bind_flag(object, name);
   }
@@ -106,11 +120,16 @@ void bind_parameters(std::span<const jit::Parameter> parameters, const py::dict&
 }
 
 BoundArguments bind_call(const jit::Op& op, const py::dict& arguments, jit::OpCall& call) {
+  return bind_call(op, op.parameters, arguments, call);
+}
+
+BoundArguments bind_call(const jit::Op& op, std::span<const jit::Parameter> parameters,
+                         const py::dict& arguments, jit::OpCall& call) {
   static PyObject* const stream_key = PyUnicode_InternFromString("stream");
   PyObject* const given = PyDict_GetItemWithError(arguments.ptr(), stream_key);
   const py::handle stream = given == nullptr ? Py_None : given;
   call.op = &op;
-  const jit::Parameter& parameter = op.parameters.front();
+  const jit::Parameter& parameter = parameters.front();
   const ArgumentName name = name_of(parameter, call);
   PyObject* const object = PyDict_GetItemWithError(arguments.ptr(), key_of(parameter));
   TensorArgument first = bind_first(object == nullptr ? Py_None : object, name, stream);
@@ -120,8 +139,25 @@ BoundArguments bind_call(const jit::Op& op, const py::dict& arguments, jit::OpCa
   call.device = first.tensor.device;
   *static_cast<Tensor*>(parameter.field(call)) = first.tensor;
   if (first.owner) bound.owners.push_back(std::move(first.owner));
-  bind_parameters(op.parameters.subspan(1), arguments, call, bound);
+  bind_parameters(parameters.subspan(1), arguments, call, bound);
   return bound;
+}
+
+std::int64_t bind_word(py::handle object, std::span<const jit::Word> words,
+                       const ArgumentName& name) {
+  if (object.is_none()) return 0;
+  Py_ssize_t size = 0;
+  const char* const data =
+      PyUnicode_Check(object.ptr()) ? PyUnicode_AsUTF8AndSize(object.ptr(), &size) : nullptr;
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  const auto found = std::ranges::find(
+      words, std::string_view(data, static_cast<std::size_t>(size)), &jit::Word::word);
+  if (found != words.end()) return found->code;
+  std::string expected;
+  for (const jit::Word& word : words) {
+    expected += (expected.empty() ? "" : ", ") + std::string(word.word);
+  }
+  throw InvalidArgument(name.fault(std::move(expected), shown(object)));
 }
 
 bool bind_flag(py::handle object, const ArgumentName& name) {

@@ -25,9 +25,17 @@ struct BoundArguments {
 // Unsupported.
 BoundArguments bind_call(const jit::Op& op, const py::dict& arguments, jit::OpCall& call);
 
+// The same of these parameters alone, such as those of a backward.
+BoundArguments bind_call(const jit::Op& op, std::span<const jit::Parameter> parameters,
+                         const py::dict& arguments, jit::OpCall& call);
+
 // Binds more of them; the call has its op, device and stream.
 void bind_parameters(std::span<const jit::Parameter> parameters, const py::dict& arguments,
                      jit::OpCall& call, BoundArguments& bound);
+
+// The code of a word; 0 for None. Throws InvalidArgument.
+std::int64_t bind_word(py::handle object, std::span<const jit::Word> words,
+                       const ArgumentName& name);
 
 // Throws InvalidArgument for what is no truth value.
 bool bind_flag(py::handle object, const ArgumentName& name);

@@ -77,6 +77,14 @@ void run_call(jit::OpCall& call, const Framework& framework, std::span<const Out
   }
 }
 
+py::tuple objects_of(std::span<const Output> outputs) {
+  py::tuple objects(outputs.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    objects[i] = outputs[i].object ? outputs[i].object : py::none();
+  }
+  return objects;
+}
+
 py::tuple explain_call(const jit::OpCall& call) {
   jit::Explanation found;
   without_gil([&] { found = jit::Dispatcher::instance().explain(call); });

@@ -23,6 +23,9 @@ TensorArgument bind_argument(py::handle object, std::string_view argument, const
 // Runs the call without the GIL; its results are `outputs`.
 void run_call(jit::OpCall& call, const Framework& framework, std::span<const Output> outputs);
 
+// The objects of outputs; None for those that were not made.
+py::tuple objects_of(std::span<const Output> outputs);
+
 // The fields of the call's jit::Explanation, in order.
 py::tuple explain_call(const jit::OpCall& call);
 

@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, module) {
   rlk::bind::bind_device_array(module);
   rlk::bind::bind_parameter_tables(module);
   rlk::bind::bind_logp(module);
+  rlk::bind::bind_loss_options(module);
   rlk::bind::bind_ratio_kl(module);
   rlk::bind::bind_ppo_loss(module);
   rlk::bind::bind_grpo_loss(module);

@@ -19,6 +19,7 @@ void bind_preload(py::module_& module);
 void bind_device_array(py::module_& module);
 void bind_parameter_tables(py::module_& module);
 void bind_logp(py::module_& module);
+void bind_loss_options(py::module_& module);
 void bind_ratio_kl(py::module_& module);
 void bind_ppo_loss(py::module_& module);
 void bind_grpo_loss(py::module_& module);

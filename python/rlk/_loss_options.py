@@ -1,41 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a policy loss: resolved from a dialect and what overrides it, checked, made codes."""
+"""Options of a policy loss: resolved from a dialect and what overrides it, and checked."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import fields
 from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, NamedTuple, NoReturn
 
-from rlk import _core
-from rlk.errors import InvalidArgument, text
-from rlk.losses import DIALECTS, OF_SYSTEM, POLICY_LOSSES, REDUCTIONS, Rules, rules
+from rlk import _core, errors
+from rlk._ops.common import no_option
+from rlk._rules import DEFAULTS, DIALECTS, RANGES, REDUCTIONS, WORDS, Rules, inf, rules
+from rlk.errors import text
 
-inf = float("inf")
-# Codes are positions: templates/common/loss/options.h.
-WORDS: dict[str, tuple[str, ...]] = {
-    "policy_loss": POLICY_LOSSES,
-    "tis_mode": ("truncate", "mask", "band"),
-    "tis_level": ("token", "sequence", "geometric"),
-    "tis_overflow": ("cap", "zero"),
-    "kl_estimator": ("k1", "abs", "k2", "k3"),
-    "kl_gradient": ("pathwise", "unbiased", "unbiased_clamped"),
-    "kl_weight": ("one", "ratio"),
-}
-REDUCTION_CODES = {
-    "token_mean": 0,
-    "token_sum": 1,
-    "sequence_mean": 2,
-    "sequence_mean_valid": 3,
-    "seq_mean_token_sum": 4,
-    "seq_mean_token_sum_norm": 5,
-    "seq_mean_token_sum_norm_valid": 6,
-    "token_sum_over_L": 7,
-    "prompt_mean": 8,
-    "rollout_mean": 8,
-}
+NAMES = tuple(DEFAULTS)
+WORDS_OF_RULES = tuple(name for name in NAMES if name in WORDS and name != "loss_reduction")
 # What each reads of the call.
 NEEDS_LENGTH = ("seq_mean_token_sum_norm", "seq_mean_token_sum_norm_valid", "token_sum_over_L")
 NEEDS_GROUPS = ("prompt_mean", "rollout_mean")
@@ -50,8 +28,9 @@ NEEDS_GLOBAL = {
     ),
     "global_groups": NEEDS_GROUPS,
 }
+#: Tensors that one option each switches on.
+SWITCHES = {"rollout_logprobs": "use_tis", "ref_log_probs": "kl_coef", "entropy": "entropy_coef"}
 OVERFLOW_LOG = 88.72283  # e^x leaves fp32 above
-NAMES = tuple(f.name for f in fields(Rules) if f.name not in OF_SYSTEM)
 KEPT = (str, int, float, type(None), Real)  # what values of options are, pairs apart
 VERL_WORDS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}  # verl's second names of estimators
 #: What other systems call an option: docs/ppo_loss.md has them by system.
@@ -94,10 +73,16 @@ class Resolved(NamedTuple):
 
     core: Any  # _core.LossOptions
     rules: Rules
-    needs_rollout: bool
-    needs_ref: bool
-    needs_entropy: bool
-    needs: frozenset[str]  # of group_boundaries and the global counts
+    unread: tuple[str, ...]  # tensors and counts that are not looked at
+    required: tuple[tuple[str, str], ...]  # tensors that must be there, and what asks for each
+
+    @property
+    def needs_ref(self) -> bool:
+        return self.rules.kl_coef != 0
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self.rules.entropy_coef != 0
 
 
 class Given(NamedTuple):
@@ -110,13 +95,7 @@ class Given(NamedTuple):
 
 
 def fail(name: str, expected: str, got: Any) -> NoReturn:
-    raise InvalidArgument(f"ppo_loss: {name}: expected {expected}, got {got}")
-
-
-def no_option(op: str, name: str, here: str | None) -> TypeError:
-    """The error for an option that does not exist; `here`: what it is called here, if anything."""
-    hint = f"see help(rlk.jit.{op})" if here is None else f"here it is {here}"
-    return TypeError(f"{op}: {name}: expected an option that exists; {hint}")
+    errors.fail("ppo_loss", name, expected, got)
 
 
 def resolve(has_boundaries: bool, has_weights: bool, options: dict[str, Any]) -> Resolved:
@@ -150,17 +129,17 @@ def _resolve(
     given = Given(max_seq_len, samples_per_prompt, has_boundaries, has_weights)
     own: dict[str, Any] = {**dict.fromkeys(NAMES), **overrides}
     chosen = {name: getattr(base, name) if own[name] is None else own[name] for name in NAMES}
-    code("policy_loss", chosen["policy_loss"])
+    check_word("policy_loss", chosen["policy_loss"])
     for name in ("use_dual_clip", "use_tis"):
         if not isinstance(chosen[name], bool):
             fail(name, "True or False", text(chosen[name]))
     for name in ("kl_coef", "entropy_coef"):
-        _number(name, chosen, -1e30, 1e30)
+        _number(name, chosen)
     _caps(own, chosen)
     for name in _switched_off(chosen):
         own[name], chosen[name] = None, getattr(base, name)
-    for name in WORDS:
-        code(name, chosen[name])
+    for name in WORDS_OF_RULES:
+        check_word(name, chosen[name])
     if own["kl_output_clamp"] is None and chosen["kl_estimator"] not in base.kl_output_clamp_of:
         chosen["kl_output_clamp"] = inf
     if own["tis_imp_ratio_cap"] is None:
@@ -174,7 +153,10 @@ def _resolve(
     if r.policy_loss == "gspo" and r.kl_weight == "ratio" and r.kl_coef != 0:
         fail("kl_weight", "'one' with gspo, whose ratio couples tokens", "'ratio'")
     core = _core_options(r, given)
-    return Resolved(core, r, r.use_tis, r.kl_coef != 0, r.entropy_coef != 0, needs)
+    optional = ("group_boundaries", *NEEDS_GLOBAL)
+    off = tuple(name for name, switch in SWITCHES.items() if not getattr(r, switch))
+    required = tuple(pair for pair in SWITCHES.items() if pair[0] not in off)
+    return Resolved(core, r, (*off, *(n for n in optional if n not in needs)), required)
 
 
 @lru_cache(maxsize=256, typed=True)
@@ -215,13 +197,11 @@ def _switched_off(chosen: dict[str, Any]) -> list[str]:
     return [name for name, is_off in off.items() if is_off]
 
 
-def code(name: str, value: Any) -> int:
-    """Of an option's word."""
+def check_word(name: str, value: Any) -> None:
     if not isinstance(value, str) or value not in WORDS[name]:
         here = VERL_WORDS.get(value) if isinstance(value, str) else None
         hint = f", which is {here!r} here" if here in WORDS[name] else ""
         fail(name, ", ".join(WORDS[name]), text(value) + hint)
-    return WORDS[name].index(value)
 
 
 def _reductions(
@@ -302,31 +282,20 @@ def as_float(value: Any) -> float | None:
         return None
 
 
-def _number(name: str, chosen: dict[str, Any], least: float, most: float) -> None:
+def _number(name: str, chosen: dict[str, Any], most: float = inf) -> None:
     """Checks it, and makes it a float: NumPy's of few bits reckon in few bits."""
-    number = as_float(chosen[name])
+    number, (least, own_most) = as_float(chosen[name]), RANGES[name]
+    most = min(most, own_most)
     if number is None or not least <= number <= most:  # also NaN
         fail(name, f"a number from {least:g} to {most:g}", text(chosen[name]))
     chosen[name] = number
 
 
 def _numbers(chosen: dict[str, Any]) -> None:
-    ranges = {
-        "eps_clip_low": (0.0, 1.0),
-        "eps_clip_high": (0.0, inf),
-        "clip_ratio_c": (1.0, inf),
-        "sapo_tau_pos": (1e-6, 1e6),
-        "sapo_tau_neg": (1e-6, 1e6),
-        "tis_imp_ratio_cap": (0.0, inf),
-        "tis_log_clamp": (0.0, inf),
-        "kl_clamp": (0.0, inf),
-        "kl_output_clamp": (0.0, inf),
-    }
-    for name, (least, most) in ranges.items():
-        _number(name, chosen, least, most)
-    if chosen["delta"] is not None:
-        _number("delta", chosen, 0.0, inf)
-    _number("tis_imp_ratio_floor", chosen, 0.0, chosen["tis_imp_ratio_cap"])
+    for name in RANGES:
+        if name != "tis_imp_ratio_floor" and (name != "delta" or chosen[name] is not None):
+            _number(name, chosen)
+    _number("tis_imp_ratio_floor", chosen, chosen["tis_imp_ratio_cap"])
     for name in ("log_ratio_clamp", "gspo_log_ratio_clamp"):
         low, high = bounds(name, chosen[name])
         if not low < high:
@@ -356,38 +325,38 @@ def ratio_bounds(r: Rules) -> tuple[float, float]:
 
 
 def _core_options(r: Rules, given: Given) -> Any:
+    """By the names of templates/common/loss/options.hpp; a choice that is off is None."""
     has_kl = r.kl_coef != 0
-    choices = [
-        POLICY_LOSSES.index(r.policy_loss),
-        int(r.use_dual_clip) if r.delta is None else 2,
-        1 + WORDS["tis_mode"].index(r.tis_mode) if r.use_tis else 0,
-        WORDS["tis_level"].index(r.tis_level) if r.use_tis else 0,
-        1 + WORDS["kl_estimator"].index(r.kl_estimator) if has_kl else 0,
-        WORDS["kl_gradient"].index(r.kl_gradient) if has_kl else 0,
-        WORDS["kl_weight"].index(r.kl_weight) if has_kl else 0,
-        int(r.entropy_coef != 0),
-    ]
-    clamp = r.gspo_log_ratio_clamp if r.policy_loss == "gspo" else r.log_ratio_clamp
-    values = [
-        *bounds("", clamp),
-        *ratio_bounds(r),
-        r.clip_ratio_c if r.delta is None else r.delta,
-        r.sapo_tau_pos,
-        r.sapo_tau_neg,
-        r.tis_imp_ratio_floor,
-        r.tis_imp_ratio_cap,
-        r.tis_log_clamp,
-        OVERFLOW_LOG if r.tis_overflow == "zero" else inf,
-        r.kl_coef,
-        r.kl_clamp,
-        r.kl_output_clamp,
-        r.entropy_coef,
-    ]
+    low, high = bounds("", r.gspo_log_ratio_clamp if r.policy_loss == "gspo" else r.log_ratio_clamp)
+    ratio_low, ratio_high = ratio_bounds(r)
     return _core.LossOptions(
-        choices,
-        [math.copysign(inf, v) if abs(v) > 3.4e38 else v for v in values],
-        REDUCTION_CODES[r.loss_reduction],
-        REDUCTION_CODES[r.kl_reduction],
-        given.max_seq_len or 0.0,
-        given.samples_per_prompt or 0,
+        {
+            "policy_loss": r.policy_loss,
+            "dual_clip": "delta" if r.delta is not None else "on" if r.use_dual_clip else None,
+            "tis_mode": r.tis_mode if r.use_tis else None,
+            "tis_level": r.tis_level if r.use_tis else None,
+            "kl_estimator": r.kl_estimator if has_kl else None,
+            "kl_gradient": r.kl_gradient if has_kl else None,
+            "kl_weight": r.kl_weight if has_kl else None,
+            "entropy": "on" if r.entropy_coef != 0 else None,
+            "log_ratio_low": low,
+            "log_ratio_high": high,
+            "ratio_low": ratio_low,
+            "ratio_high": ratio_high,
+            "dual_ratio": r.clip_ratio_c if r.delta is None else r.delta,
+            "tau_positive": r.sapo_tau_pos,
+            "tau_negative": r.sapo_tau_neg,
+            "correction_low": r.tis_imp_ratio_floor,
+            "correction_high": r.tis_imp_ratio_cap,
+            "correction_clamp": r.tis_log_clamp,
+            "correction_overflow_log": OVERFLOW_LOG if r.tis_overflow == "zero" else inf,
+            "kl_coef": r.kl_coef,
+            "kl_clamp": r.kl_clamp,
+            "kl_output_clamp": r.kl_output_clamp,
+            "entropy_coef": r.entropy_coef,
+            "loss_reduction": r.loss_reduction,
+            "kl_reduction": r.kl_reduction,
+            "max_seq_len": given.max_seq_len or 0.0,
+            "samples_per_prompt": given.samples_per_prompt or 0,
+        }
     )

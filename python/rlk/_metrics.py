@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from rlk.errors import InvalidArgument
+from rlk.errors import fail
 
 Tensor = Any
 NUM_COUNTS, NUM_SUMS = 11, 13
@@ -50,16 +50,16 @@ class Metrics(NamedTuple):
     exact: Tensor  #: int64 [13, 2]: the loss and the sums as integers, high word first
 
 
-def make_metrics(counts: Tensor, figures: Tensor, exact: Tensor) -> Metrics:
+def make_metrics(counts: Tensor, floats: Tensor, exact: Tensor) -> Metrics:
     """From what the kernels write."""
     if hasattr(counts, "unbind"):
-        return Metrics._make([*counts.unbind(), *figures.unbind(), exact])
-    return Metrics._make([*counts, *figures, exact])
+        return Metrics._make([*counts.unbind(), *floats.unbind(), exact])
+    return Metrics._make([*counts, *floats, exact])
 
 
-def figure(figures: Tensor, name: str) -> Tensor:
-    """One of the figures, 0-d."""
-    return figures[Metrics._fields.index(name) - NUM_COUNTS]
+def float_metric(floats: Tensor, name: str) -> Tensor:
+    """One of the metrics that are floats, 0-d."""
+    return floats[Metrics._fields.index(name) - NUM_COUNTS]
 
 
 def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
@@ -85,37 +85,35 @@ def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
     # A Metrics is a tuple itself.
     found = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, Metrics) else parts
     if not isinstance(found, list):
-        got = type(parts).__name__
-        raise InvalidArgument(f"combine: parts: expected an iterable of Metrics, got {got}")
+        fail("combine", "parts", "an iterable of Metrics", type(parts).__name__)
     for part in found:
         if not isinstance(part, Metrics):
-            got = type(part).__name__
-            raise InvalidArgument(f"combine: parts: expected Metrics, got {got} among them")
+            fail("combine", "parts", "Metrics", f"{type(part).__name__} among them")
     if not found:
-        raise InvalidArgument("combine: parts: expected at least one Metrics, got none")
+        fail("combine", "parts", "at least one Metrics", "none")
     xp = _arrays(found[0].exact)
     for part in found:
         other = _arrays(part.exact)
         if other is not xp:
             got = f"{xp.__name__} and {other.__name__}"
-            raise InvalidArgument(f"combine: parts: expected metrics of one framework, got {got}")
+            fail("combine", "parts", "metrics of one framework", got)
     counts = [sum(p[i] for p in found[1:]) + found[0][i] for i in range(NUM_COUNTS)]
     exact = _add(xp, xp.stack([p.exact for p in found]))
     values = _values(xp, exact)
-    figures = [values[row] for row in range(1, NUM_SUMS)]
+    floats = [values[row] for row in range(1, NUM_SUMS)]
     active = counts[0]
     for name, pick in (("ratio_max", "maximum"), ("ratio_min", "minimum")):
         best = _neutral(xp, getattr(found[0], name), found[0].num_active, pick)
         for part in found[1:]:
             other = _neutral(xp, getattr(part, name), part.num_active, pick)
             best = getattr(xp, pick)(best, other)
-        figures.append(xp.where(active > 0, best, _like(xp, best, 1.0)))
+        floats.append(xp.where(active > 0, best, _like(xp, best, 1.0)))
     most = found[0].tis_abs_log_max
     for part in found[1:]:
         most = xp.maximum(most, part.tis_abs_log_max)
-    figures.append(most)
+    floats.append(most)
     clipped = _single(xp, counts[2] + counts[3]) / _single(xp, _at_least_one(xp, active))
-    return values[0], Metrics._make([*counts, *figures, clipped, exact])
+    return values[0], Metrics._make([*counts, *floats, clipped, exact])
 
 
 def _arrays(sample: Tensor) -> Any:
@@ -128,10 +126,8 @@ def _arrays(sample: Tensor) -> Any:
     import numpy
 
     if not isinstance(sample, numpy.ndarray):
-        raise InvalidArgument(
-            "combine: parts: expected metrics of torch tensors or NumPy arrays, got those of "
-            f"{kind.__module__}.{kind.__name__}; torch.from_dlpack takes them"
-        )
+        got = f"those of {kind.__module__}.{kind.__name__}; torch.from_dlpack takes them"
+        fail("combine", "parts", "metrics of torch tensors or NumPy arrays", got)
     return numpy
 
 

@@ -43,11 +43,11 @@ bool narrow_dense(const Tensor& mask, std::vector<unsigned char>& to) {
 }
 
 template <class T>
-void expect_switches(const std::vector<T>& values, std::vector<unsigned char>& to,
-                     const char* argument) {
+void expect_switches(const Given& given, const std::vector<T>& values,
+                     std::vector<unsigned char>& to) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (values[i] != 0 && values[i] != 1) {
-      throw InvalidArgument("{}: expected 0 or 1, got {} at token {}", argument, values[i], i);
+      given.fail("0 or 1", fmt::format("{} at token {}", values[i], i));
     }
     to[i] = values[i] != 0;
   }
@@ -87,7 +87,8 @@ Dense<long long> dense_integers(const Tensor& tensor) {
   return dense;
 }
 
-Dense<unsigned char> dense_mask(const Tensor& tensor, const char* argument) {
+Dense<unsigned char> dense_mask(const Given& given) {
+  const Tensor& tensor = given.tensor;
   if (!tensor.present()) return {};
   const bool dense_already = is_dense(tensor);
   if (tensor.dtype == DType::boolean && dense_already) {
@@ -97,9 +98,9 @@ Dense<unsigned char> dense_mask(const Tensor& tensor, const char* argument) {
   dense.copy.resize(static_cast<std::size_t>(tensor.num_elements()));
   if (!dense_already || !narrow_dense(tensor, dense.copy)) {
     if (is_floating(tensor.dtype)) {
-      expect_switches(read_floats(tensor), dense.copy, argument);
+      expect_switches(given, read_floats(tensor), dense.copy);
     } else {
-      expect_switches(read_integers(tensor), dense.copy, argument);
+      expect_switches(given, read_integers(tensor), dense.copy);
     }
   }
   dense.data = dense.copy.data();

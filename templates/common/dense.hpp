@@ -2,7 +2,7 @@
 // Host tensors as dense arrays of one type: in place where they are so already, else copied.
 #pragma once
 
-#include "runtime/tensor.hpp"
+#include "templates/common/expect.hpp"
 
 #include <cstdint>
 #include <vector>
@@ -24,8 +24,7 @@ Dense<double> dense_doubles(const Tensor& tensor);
 // Integer tensors as int64.
 Dense<long long> dense_integers(const Tensor& tensor);
 
-// A mask of any type as bytes of 0 and 1. `argument` reads "op: argument"; throws InvalidArgument
-// for another value.
-Dense<unsigned char> dense_mask(const Tensor& tensor, const char* argument);
+// A mask of any type as bytes of 0 and 1. Throws InvalidArgument for another value.
+Dense<unsigned char> dense_mask(const Given& given);
 
 }  // namespace rlk::templates

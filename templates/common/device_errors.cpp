@@ -46,14 +46,14 @@ void raise_device_error(DeviceError& error) {
   const DeviceError found = error;
   if (!state.compare_exchange_strong(expected, DeviceError::kNone)) return;  // told elsewhere
   if (found.state == DeviceError::kIdOutOfRange) {
-    throw InvalidArgument("{}: target: expected ids in [0, {}), got {} in row {}", found.op,
-                          found.num_ids, found.id, found.row);
+    throw InvalidArgument(Fault{found.op, "target", fmt::format("ids in [0, {})", found.num_ids),
+                                fmt::format("{} in row {}", found.id, found.row)});
   }
   const bool is_group = found.state == DeviceError::kBadGroup;
-  throw InvalidArgument(
-      "{}: {}: expected to start at 0, {} and end at the last, got {} to {} at {}", found.op,
-      is_group ? "group_boundaries" : "cu_seqlens", is_group ? "to increase" : "not to decrease",
-      found.first, found.last, found.row);
+  throw InvalidArgument(Fault{found.op, is_group ? "group_boundaries" : "cu_seqlens",
+                              fmt::format("to start at 0, {} and end at the last",
+                                          is_group ? "to increase" : "not to decrease"),
+                              fmt::format("{} to {} at {}", found.first, found.last, found.row)});
 }
 
 void check_device_errors(std::optional<int> device) {

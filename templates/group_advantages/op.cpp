@@ -4,7 +4,6 @@
 
 #include "runtime/cuda/cuda_loader.hpp"
 #include "runtime/cuda/launch.hpp"
-#include "runtime/error.hpp"
 #include "runtime/read_values.hpp"
 #include "runtime/thread_pool.hpp"
 #include "templates/common/boundaries.hpp"
@@ -20,15 +19,35 @@
 namespace rlk {
 namespace {
 
-constexpr std::string_view k_types[] = {"none", "f32"};
-constexpr std::string_view k_normalize[] = {"std", "center", "rloo", "loo_std"};
-constexpr std::string_view k_eps_modes[] = {"", "max"};
-
-constexpr jit::ConstantDef k_constants[] = {
-    {"x", "kX", k_types, /*may_be_run_time=*/false},  // of the result
-    {"normalize", "kNormalize", k_normalize},
-    {"eps_mode", "kEpsIsMax", k_eps_modes},
+constexpr jit::Parameter k_normalize{
+    .name = "normalize",
+    .kind = jit::Kind::word,
+    .field = jit::field_of<&GroupAdvantagesCall::normalize>,
+    .constant = {"normalize", "kNormalize", jit::constant_words<k_normalizations, false>},
+    .words = k_normalizations};
+constexpr jit::Parameter k_eps_mode{
+    .name = "eps_mode",
+    .kind = jit::Kind::word,
+    .field = jit::field_of<&GroupAdvantagesCall::eps_mode>,
+    .constant = {"eps_mode", "kEpsIsMax", jit::constant_words<k_eps_modes>},
+    .words = k_eps_modes};
+constexpr jit::Parameter k_group_of_one{.name = "group_of_one",
+                                        .kind = jit::Kind::word,
+                                        .field = jit::field_of<&GroupAdvantagesCall::group_of_one>,
+                                        .words = k_groups_of_one};
+constexpr jit::Parameter k_parameters[] = {
+    {"rewards", jit::Kind::tensor, jit::field_of<&GroupAdvantagesCall::rewards>},
+    {"samples_per_prompt", jit::Kind::optional_index,
+     jit::field_of<&GroupAdvantagesCall::group_size>},
+    {"group_boundaries", jit::Kind::tensor, jit::field_of<&GroupAdvantagesCall::group_starts>},
+    k_normalize,
+    {"ddof", jit::Kind::optional_index, jit::field_of<&GroupAdvantagesCall::ddof>, 1},
+    {"eps", jit::Kind::number, jit::field_of<&GroupAdvantagesCall::eps>, 1e-6},
+    k_eps_mode,
+    k_group_of_one,
 };
+constexpr jit::ConstantDef k_constants[] = {k_type_constant, k_normalize.constant,
+                                            k_eps_mode.constant};
 
 constexpr const char* k_entries[] = {"rlk_group_advantages_fwd_main"};
 
@@ -36,36 +55,28 @@ long long least_group(const GroupAdvantagesCall& call) {
   return call.group_of_one == kRefused ? 2 : 1;
 }
 
+Given boundaries(const GroupAdvantagesCall& call) {
+  return {call, call.group_starts, "group_boundaries"};
+}
+
 void check(const jit::OpCall& base) {
   const auto& call = static_cast<const GroupAdvantagesCall&>(base);
-  if (!is_floating(call.rewards.dtype)) {
-    throw InvalidArgument("group_advantages: rewards: expected a floating dtype, got {}",
-                          name(call.rewards.dtype));
-  }
-  const std::int64_t count = call.rewards.num_elements();
+  expect_floating({call, call.rewards, "rewards"});
   const Tensor& starts = call.group_starts;
   if (!starts.present()) {
-    if (call.group_size < least_group(call)) {
-      throw InvalidArgument(
-          "group_advantages: samples_per_prompt: expected at least 2 with group_of_one='error', "
-          "got {}",
-          call.group_size);
+    const std::int64_t count = call.rewards.num_elements(), size = call.group_size.value_or(0);
+    const Given given{call, starts, "samples_per_prompt"};
+    if (size < least_group(call)) {
+      given.fail("at least 2 with group_of_one='error'", std::to_string(size));
     }
-    if (count % call.group_size == 0) return;
-    throw InvalidArgument(
-        "group_advantages: samples_per_prompt: expected a divisor of the {} rewards, got {}", count,
-        call.group_size);
+    if (count % size == 0) return;
+    given.fail(fmt::format("a divisor of the {} rewards", count), std::to_string(size));
   }
-  if (starts.device != call.device) {
-    throw InvalidArgument(
-        "group_advantages: group_boundaries: expected device {} (that of rewards), got {}",
-        text(call.device), text(starts.device));
-  }
+  const Given given = boundaries(call);
+  expect_device(given, "rewards");
   if (!is_integer(starts.dtype) || starts.rank != 1 || starts.shape[0] < 1) {
-    throw InvalidArgument(
-        "group_advantages: group_boundaries: expected integers of shape [P + 1], got {} of shape "
-        "{}",
-        name(starts.dtype), text(starts.dims()));
+    given.fail("integers of shape [P + 1]",
+               fmt::format("{} of shape {}", name(starts.dtype), text(starts.dims())));
   }
 }
 
@@ -73,27 +84,26 @@ GroupAdvantagesArgs args_of(const GroupAdvantagesCall& call) {
   GroupAdvantagesArgs args{};
   args.num_rewards = call.rewards.num_elements();
   args.num_groups = call.group_starts.present() ? call.group_starts.shape[0] - 1
-                                                : args.num_rewards / call.group_size;
-  args.group_size = call.group_size;
+                                                : args.num_rewards / *call.group_size;
+  args.group_size = call.group_size.value_or(0);
   args.normalize = call.normalize;
-  args.eps_is_max = call.eps_is_max;
-  args.ddof = call.ddof;
+  args.eps_is_max = call.eps_mode;
+  args.ddof = *call.ddof;
   args.eps = call.eps;
   args.group_of_one = call.group_of_one;
   args.advantages = static_cast<float*>(call.advantages.data);
   return args;
 }
 
-void expect_groups(const templates::Dense<long long>& starts, const GroupAdvantagesCall& call) {
-  templates::expect_boundaries(starts, "group_advantages: group_boundaries",
-                               call.rewards.num_elements(), least_group(call));
+void expect_groups(const GroupAdvantagesCall& call) {
+  templates::expect_boundaries(boundaries(call), call.rewards.num_elements(), least_group(call));
 }
 
 void launch_cpu(const LoadedKernel& kernel, const GroupAdvantagesCall& call) {
   GroupAdvantagesArgs args = args_of(call);
   const auto rewards = templates::dense_doubles(call.rewards);
   const auto starts = templates::dense_integers(call.group_starts);
-  expect_groups(starts, call);
+  expect_groups(call);
   args.rewards = rewards.data;
   args.starts = starts.data;
   const auto step = reinterpret_cast<GroupAdvantagesCpuStep>(kernel.entries[0]);
@@ -105,9 +115,9 @@ void launch_cpu(const LoadedKernel& kernel, const GroupAdvantagesCall& call) {
 void validate(runtime::cuda::Driver& driver, const GroupAdvantagesCall& call) {
   templates::wait_for_values(driver, call);
   const runtime::cuda::DeviceGuard guard(driver, call.device.index);
-  Tensor starts = call.group_starts;
-  const templates::HostCopy copy(driver, starts);
-  expect_groups(templates::dense_integers(starts), call);
+  GroupAdvantagesCall host = call;
+  const templates::HostCopy copy(driver, host.group_starts);
+  expect_groups(host);
 }
 
 // As one stride of elements, or made so by the driver's copy is not worth it: rewards are few.
@@ -122,16 +132,13 @@ void launch_cuda(const LoadedKernel& kernel, const GroupAdvantagesCall& call, bo
   args.op = "group_advantages";
   const auto stride = flat_stride(call.rewards.dims(), call.rewards.steps());
   if (!stride && args.num_rewards > 1) {
-    throw InvalidArgument(
-        "group_advantages: rewards: expected one stride on CUDA, got a tensor to be made "
-        "contiguous");
+    Given{call, call.rewards, "rewards"}.fail("one stride on CUDA",
+                                              "a tensor to be made contiguous");
   }
   if (call.group_starts.present()) {
     if (call.group_starts.dtype != DType::i64 ||
         (call.group_starts.strides[0] != 1 && call.group_starts.shape[0] > 1)) {
-      throw InvalidArgument(
-          "group_advantages: group_boundaries: expected contiguous int64 on CUDA, got {}",
-          name(call.group_starts.dtype));
+      boundaries(call).fail("contiguous int64 on CUDA", std::string(name(call.group_starts.dtype)));
     }
     args.starts = static_cast<const long long*>(call.group_starts.data);
   }
@@ -159,24 +166,31 @@ std::span<const char* const> entries(jit::Pass pass, Backend) {
 
 jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning&) {
   const auto& call = static_cast<const GroupAdvantagesCall&>(base);
-  return {call.op, call.pass, target, {1, call.normalize, call.eps_is_max}};
+  return {call.op, call.pass, target, {kFloat32, call.normalize, call.eps_mode}};
 }
 
 int no_shared_bytes(const jit::Specialization&) { return 0; }
 
 std::vector<jit::Specialization> generic_variants(Target target) {
-  return {
-      jit::Specialization{&templates::group_advantages_op, jit::Pass::fwd, target, {1}}.generic()};
+  return {jit::Specialization{&templates::group_advantages_op, jit::Pass::fwd, target, {kFloat32}}
+              .generic()};
 }
 
 }  // namespace
 
 namespace templates {
 const jit::Op group_advantages_op{
-    "group_advantages", k_constants,      check,
-    specialize,         launch,           entries,
-    no_shared_bytes,    generic_variants, jit::no_model_variants,
-    find_source,
+    .name = "group_advantages",
+    .constants = k_constants,
+    .check = check,
+    .specialize = specialize,
+    .launch = launch,
+    .entries = entries,
+    .dynamic_shared_bytes = no_shared_bytes,
+    .generic_variants = generic_variants,
+    .model_variants = jit::no_model_variants,
+    .find_source = find_source,
+    .parameters = k_parameters,
 };
 }  // namespace templates
 

@@ -8,7 +8,6 @@
 #include "templates/common/logp/host.hpp"
 #include "templates/grpo_loss/cuda_args.h"
 #include "templates/grpo_loss/op.hpp"
-#include "templates/ppo_loss/launch.hpp"
 
 #include <algorithm>
 

@@ -9,7 +9,7 @@ namespace rlk {
 
 struct DeviceError;
 
-// Rows of PpoLossArgs::exact and of figures; the first kNumTermSums have kTermBits.
+// Rows of PpoLossArgs::exact and of float_metrics; the first kNumTermSums have kTermBits.
 enum PpoLossSum : int {
   kSumLoss,
   kSumPolicy,
@@ -45,8 +45,8 @@ enum PpoLossCount : int {
 
 enum PpoLossExtreme : int { kRatioMax, kRatioMin, kLogCorrectionMax, kNumExtremes };
 
-// figures: the sums but the loss itself, the extremes, clip_ratio.
-constexpr int kNumFigures = kNumSums - 1 + kNumExtremes + 1;
+// float_metrics: the sums but the loss itself, the extremes, clip_ratio.
+constexpr int kNumFloatMetrics = kNumSums - 1 + kNumExtremes + 1;
 
 // What some of the tokens add up to.
 struct PpoLossPartial {
@@ -77,11 +77,11 @@ struct PpoLossArgs {
   long long weight_is_of_sequence;
 
   float* loss;
-  float* grad;          // [num_tokens]
-  float* grad_entropy;  // [num_tokens] or null
-  long long* counts;    // [kNumCounts]
-  float* figures;       // [kNumFigures]
-  long long* exact;     // [kNumSums][2]
+  float* grad;           // [num_tokens]
+  float* grad_entropy;   // [num_tokens] or null
+  long long* counts;     // [kNumCounts]
+  float* float_metrics;  // [kNumFloatMetrics]
+  long long* exact;      // [kNumSums][2]
 
   // Between the steps, one value a sequence.
   long long* sequence_tokens;

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage 2 of ppo_loss: shapes, dtypes and devices. Names, numbers and contradictions among options
 // are the caller's to check, values inside tensors the launch's.
-#include "templates/ppo_loss/check.hpp"
-
-#include "runtime/error.hpp"
 #include "templates/ppo_loss/op.hpp"
 
 #include <algorithm>
@@ -14,135 +11,97 @@ namespace {
 // A thread's exact sums have room for so many; far more than any memory holds.
 constexpr std::int64_t k_most_tokens = std::int64_t{1} << 36;
 
-[[noreturn]] void fail_shape(const char* argument, const std::string& expected,
-                             const Tensor& tensor) {
-  throw InvalidArgument("ppo_loss: {}: expected shape {}, got {}", argument, expected,
-                        text(tensor.dims()));
+void expect_floats(const Given& given) {
+  expect_device(given, "log_probs");
+  expect_floating(given);
 }
 
-void expect_present(const Tensor& tensor, const char* argument) {
-  if (tensor.present()) return;
-  throw InvalidArgument("ppo_loss: {}: expected a tensor, got None", argument);
+void expect_token_floats(const PpoLossCall& call, const Tensor& tensor, const char* argument) {
+  const Given given{call, tensor, argument};
+  expect_present(given);
+  expect_floats(given);
+  expect_shape(given, call.log_probs.dims(), "log_probs");
 }
 
-void expect_device(const Tensor& tensor, const char* argument, const PpoLossCall& call) {
-  if (tensor.device == call.device) return;
-  throw InvalidArgument("ppo_loss: {}: expected device {} (that of log_probs), got {}", argument,
-                        text(call.device), text(tensor.device));
-}
-
-void expect_floats(const Tensor& tensor, const char* argument, const PpoLossCall& call) {
-  expect_device(tensor, argument, call);
-  if (is_floating(tensor.dtype)) return;
-  throw InvalidArgument("ppo_loss: {}: expected a floating dtype, got {}", argument,
-                        name(tensor.dtype));
-}
-
-void expect_integers(const Tensor& tensor, const char* argument, const PpoLossCall& call) {
-  expect_device(tensor, argument, call);
-  if (is_integer(tensor.dtype)) return;
-  throw InvalidArgument("ppo_loss: {}: expected an integer dtype, got {}", argument,
-                        name(tensor.dtype));
-}
-
-void expect_per_token(const Tensor& tensor, const char* argument, const PpoLossCall& call) {
-  if (std::ranges::equal(tensor.dims(), call.log_probs.dims())) return;
-  fail_shape(argument, text(call.log_probs.dims()) + " (that of log_probs)", tensor);
-}
-
-void expect_token_floats(const Tensor& tensor, const char* argument, const PpoLossCall& call) {
-  expect_present(tensor, argument);
-  expect_floats(tensor, argument, call);
-  expect_per_token(tensor, argument, call);
-}
-
-void expect_token_or_sequence_floats(const Tensor& tensor, const char* argument,
-                                     const PpoLossCall& call) {
-  expect_floats(tensor, argument, call);
+void expect_token_or_sequence_floats(const PpoLossCall& call, const Tensor& tensor,
+                                     const char* argument) {
+  const Given given{call, tensor, argument};
+  expect_present(given);
+  expect_floats(given);
   if (std::ranges::equal(tensor.dims(), call.log_probs.dims())) return;
   const std::int64_t sequences = call.num_sequences();
   const bool is_column = tensor.rank == 2 && tensor.shape[1] == 1 && tensor.shape[0] == sequences;
   if (is_column || (tensor.rank == 1 && tensor.shape[0] == sequences)) return;
-  fail_shape(
-      argument,
-      text(call.log_probs.dims()) + " or [" + std::to_string(sequences) + "] (one a sequence)",
-      tensor);
+  fail_shape(given,
+             fmt::format("{} or [{}] (one a sequence)", text(call.log_probs.dims()), sequences));
+}
+
+void expect_boundary_integers(const Given& given, const char* shape) {
+  expect_device(given, "log_probs");
+  expect_integers(given);
+  if (given.tensor.rank != 1 || given.tensor.shape[0] < 1) fail_shape(given, shape);
 }
 
 void check_layout(const PpoLossCall& call) {
   const Tensor& tokens = call.log_probs;
-  expect_present(tokens, "log_probs");
-  expect_floats(tokens, "log_probs", call);
+  const Given given{call, tokens, "log_probs"};
+  expect_present(given);
+  expect_floats(given);
   if (call.cu_seqlens.present()) {
-    if (tokens.rank != 1) fail_shape("log_probs", "[N] with cu_seqlens", tokens);
-    expect_integers(call.cu_seqlens, "cu_seqlens", call);
-    if (call.cu_seqlens.rank != 1 || call.cu_seqlens.shape[0] < 1) {
-      fail_shape("cu_seqlens", "[B + 1]", call.cu_seqlens);
-    }
+    if (tokens.rank != 1) fail_shape(given, "[N] with {cu_seqlens}");
+    expect_boundary_integers({call, call.cu_seqlens, "cu_seqlens"}, "[B + 1]");
   } else if (tokens.rank != 1 && tokens.rank != 2) {
-    fail_shape("log_probs", "[B, T], or [N] with cu_seqlens", tokens);
+    fail_shape(given, "[B, T], or [N] with {cu_seqlens}");
   }
   if (tokens.num_elements() > k_most_tokens) {
-    throw InvalidArgument("ppo_loss: log_probs: expected at most 2^36 tokens, got {}",
-                          tokens.num_elements());
+    given.fail("at most 2^36 tokens", std::to_string(tokens.num_elements()));
   }
 }
 
 void check_groups(const PpoLossCall& call) {
   const std::int64_t sequences = call.num_sequences();
   if (call.group_starts.present()) {
-    expect_integers(call.group_starts, "group_boundaries", call);
-    if (call.group_starts.rank != 1 || call.group_starts.shape[0] < 1) {
-      fail_shape("group_boundaries", "[P + 1]", call.group_starts);
-    }
+    expect_boundary_integers({call, call.group_starts, "group_boundaries"}, "[P + 1]");
   } else if (call.group_size > 0 && sequences % call.group_size != 0) {
-    throw InvalidArgument(
-        "ppo_loss: samples_per_prompt: expected a divisor of the {} sequences, got {}", sequences,
-        call.group_size);
+    const Given given{call, call.group_starts, "samples_per_prompt"};
+    given.fail(fmt::format("a divisor of the {} sequences", sequences),
+               std::to_string(call.group_size));
   }
 }
 
-void check_global(const GlobalCount& count, const char* argument, const PpoLossCall& call) {
-  if (!count.tensor.present()) return;
-  expect_device(count.tensor, argument, call);
-  if (count.tensor.dtype == DType::i64 && count.tensor.num_elements() == 1) return;
-  throw InvalidArgument("ppo_loss: {}: expected one int64, got {} of shape {}", argument,
-                        name(count.tensor.dtype), text(count.tensor.dims()));
+void expect_one(const Given& given, DType dtype, const char* expected) {
+  expect_device(given, "log_probs");
+  if (given.tensor.dtype == dtype && given.tensor.num_elements() == 1) return;
+  given.fail(expected,
+             fmt::format("{} of shape {}", name(given.tensor.dtype), text(given.tensor.dims())));
 }
 
 void check_forward(const PpoLossCall& call) {
   check_layout(call);
-  expect_token_floats(call.old_log_probs, "old_log_probs", call);
-  expect_present(call.advantages, "advantages");
-  expect_token_or_sequence_floats(call.advantages, "advantages", call);
+  expect_token_floats(call, call.old_log_probs, "old_log_probs");
+  expect_token_or_sequence_floats(call, call.advantages, "advantages");
   if (call.mask.present()) {
-    const DType dtype = call.mask.dtype;
-    expect_device(call.mask, "loss_mask", call);
-    if (dtype != DType::boolean && !is_integer(dtype) && !is_floating(dtype)) {
-      throw InvalidArgument(
-          "ppo_loss: loss_mask: expected a bool, integer or floating dtype, got {}", name(dtype));
-    }
-    expect_per_token(call.mask, "loss_mask", call);
+    const Given given = ppo_loss_mask(call);
+    expect_device(given, "log_probs");
+    expect_mask(given);
+    expect_shape(given, call.log_probs.dims(), "log_probs");
   }
   if (call.choices.correction != kNoCorrection) {
-    expect_token_floats(call.rollout_log_probs, "rollout_logprobs", call);
+    expect_token_floats(call, call.rollout_log_probs, "rollout_logprobs");
   }
-  if (call.choices.kl != kNoKl) expect_token_floats(call.ref_log_probs, "ref_log_probs", call);
-  if (call.choices.entropy != 0) expect_token_floats(call.entropy, "entropy", call);
-  if (call.weights.present()) expect_token_or_sequence_floats(call.weights, "loss_weights", call);
+  if (call.choices.kl != kNoKl) expect_token_floats(call, call.ref_log_probs, "ref_log_probs");
+  if (call.choices.entropy != 0) expect_token_floats(call, call.entropy, "entropy");
+  if (call.weights.present()) expect_token_or_sequence_floats(call, call.weights, "loss_weights");
   check_groups(call);
-  check_global(call.global_tokens, "global_tokens", call);
-  check_global(call.global_sequences, "global_sequences", call);
-  check_global(call.global_groups, "global_groups", call);
+  for (const auto& [count, argument] : ppo_loss_counts(call)) {
+    if (count->present()) expect_one({call, *count, argument}, DType::i64, "one int64");
+  }
 }
 
 void check_backward(const PpoLossCall& call) {
-  expect_present(call.upstream, "grad_output");
-  expect_device(call.upstream, "grad_output", call);
-  if (call.upstream.dtype != DType::f32 || call.upstream.num_elements() != 1) {
-    throw InvalidArgument("ppo_loss: grad_output: expected one float32, got {} of shape {}",
-                          name(call.upstream.dtype), text(call.upstream.dims()));
-  }
+  const Given upstream{call, call.upstream, "grad_output"};
+  expect_present(upstream);
+  expect_one(upstream, DType::f32, "one float32");
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include "common/cuda/device_error.cuh"
 #include "common/cuda/element.cuh"
 #include "common/cuda/exact_sum.cuh"
-#include "ppo_loss/figures.h"
+#include "ppo_loss/metrics.h"
 #include "ppo_loss/tokens.cuh"
 
 namespace rlk {
@@ -332,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (lane == 0) {
       store_exact(a.exact + 2 * row, sum);
       const float value = exact_value(sum, row < kNumTermSums ? kTermBits : kMetricBits);
-      (row == 0 ? *a.loss : a.figures[row - 1]) = value;
+      (row == 0 ? *a.loss : a.float_metrics[row - 1]) = value;
     }
   } else if (count < kNumCounts) {
     long long n = 0;
@@ -349,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (lane == 0) extremes[extreme] = x;
   }
   __syncthreads();
-  if (threadIdx.x == 0) finish_figures(counts, extremes, a.counts, a.figures);
+  if (threadIdx.x == 0) finish_metrics(counts, extremes, a.counts, a.float_metrics);
 }
 
 }  // namespace rlk

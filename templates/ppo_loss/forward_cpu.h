@@ -6,7 +6,7 @@
 #include "common/cpu/exact_sum.h"
 #include "common/loss/token.h"
 #include "ppo_loss/choices.h"
-#include "ppo_loss/figures.h"
+#include "ppo_loss/metrics.h"
 
 namespace rlk {
 
@@ -249,9 +249,9 @@ extern "C" void rlk_ppo_loss_fwd_finish(const void* args, long long, long long) 
     }
     store_exact(a.exact + 2 * row, sum);
     const float value = exact_value(sum, row < kNumTermSums ? kTermBits : kMetricBits);
-    (row == 0 ? *a.loss : a.figures[row - 1]) = value;
+    (row == 0 ? *a.loss : a.float_metrics[row - 1]) = value;
   }
-  finish_figures(counts, extremes, a.counts, a.figures);
+  finish_metrics(counts, extremes, a.counts, a.float_metrics);
 }
 
 }  // namespace rlk

@@ -16,7 +16,7 @@
 //   rlk_ppo_loss_fwd_count     any x 512          a block a sequence -> sequence_tokens, ...
 //   rlk_ppo_loss_fwd_weigh     1 x 1024           -> sequence_weight, sequence_kl_weight
 //   rlk_ppo_loss_fwd_main      num_items x 256    -> grad, grad_entropy, partials[block]
-//   rlk_ppo_loss_fwd_finish    1 x 1024           -> loss, counts, figures, exact
+//   rlk_ppo_loss_fwd_finish    1 x 1024           -> loss, counts, float_metrics, exact
 //   rlk_ppo_loss_bwd_main      any x 256          grad = upstream * saved
 //
 // Reads 4 bytes a token and input and twice 1 of the mask, writes 4; a sequence's statistic reads

@@ -13,7 +13,7 @@
 //   rlk_ppo_loss_fwd_count    item: a sequence -> sequence_tokens, _log_ratio, _statistic
 //   rlk_ppo_loss_fwd_weigh    one item -> sequence_weight, sequence_kl_weight
 //   rlk_ppo_loss_fwd_main     item: a part of a sequence -> grad, grad_entropy, partials
-//   rlk_ppo_loss_fwd_finish   one item -> loss, counts, figures, exact
+//   rlk_ppo_loss_fwd_finish   one item -> loss, counts, float_metrics, exact
 //   rlk_ppo_loss_bwd_main     item: a token -> grad = upstream * saved
 //
 // Reads 4 bytes a token and input, 1 of the mask, twice where a sequence's statistic is asked for;

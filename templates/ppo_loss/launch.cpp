@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entry points of ppo_loss, and the arguments that both backends share.
-#include "templates/ppo_loss/launch.hpp"
-
-#include "runtime/error.hpp"
 #include "templates/common/boundaries.hpp"
 #include "templates/common/dense.hpp"
 #include "templates/ppo_loss/op.hpp"
@@ -18,14 +15,6 @@ constexpr const char* k_cuda_fwd[] = {"rlk_ppo_loss_fwd_pack", "rlk_ppo_loss_fwd
                                       "rlk_ppo_loss_fwd_weigh", "rlk_ppo_loss_fwd_main",
                                       "rlk_ppo_loss_fwd_finish"};
 constexpr const char* k_bwd[] = {"rlk_ppo_loss_bwd_main"};
-
-// A weight of 1 / 0 is none: the loss would be 0 without a word.
-void expect_count(const GlobalCount& count, const char* argument) {
-  if (!count.tensor.present()) return;
-  const long long value = *static_cast<const long long*>(count.tensor.data);
-  if (value > 0) return;
-  throw InvalidArgument("ppo_loss: {}: expected a number above 0, got {}", argument, value);
-}
 
 }  // namespace
 
@@ -47,10 +36,9 @@ PpoLossArgs ppo_loss_sizes(const PpoLossCall& call) {
   args.weight_is_of_sequence = is_of_sequence(call.weights);
   args.choices = call.choices;
   args.values = call.values;
-  const auto global = [](const GlobalCount& count) {
-    return LossGlobal{
-        count.tensor.present() ? static_cast<const long long*>(count.tensor.data) : nullptr,
-        count.value};
+  const auto global = [](const jit::Count& count) {
+    return LossGlobal{count.present() ? static_cast<const long long*>(count.data) : nullptr,
+                      count.value};
   };
   args.reductions = {call.reduction,
                      call.kl_reduction,
@@ -66,14 +54,17 @@ PpoLossArgs ppo_loss_sizes(const PpoLossCall& call) {
 }
 
 void expect_ppo_loss_values(const PpoLossCall& call) {
-  templates::expect_boundaries(templates::dense_integers(call.cu_seqlens), "ppo_loss: cu_seqlens",
-                               call.log_probs.num_elements(), 0);
-  templates::expect_boundaries(templates::dense_integers(call.group_starts),
-                               "ppo_loss: group_boundaries", call.num_sequences(), 1);
-  templates::dense_mask(call.mask, "ppo_loss: loss_mask");
-  expect_count(call.global_tokens, "global_tokens");
-  expect_count(call.global_sequences, "global_sequences");
-  expect_count(call.global_groups, "global_groups");
+  templates::expect_boundaries({call, call.cu_seqlens, "cu_seqlens"}, call.log_probs.num_elements(),
+                               0);
+  templates::expect_boundaries({call, call.group_starts, "group_boundaries"}, call.num_sequences(),
+                               1);
+  templates::dense_mask(ppo_loss_mask(call));
+  for (const auto& [count, argument] : ppo_loss_counts(call)) {
+    if (!count->present()) continue;
+    // A weight of 1 / 0 is none: the loss would be 0 without a word.
+    const long long value = *static_cast<const long long*>(count->data);
+    if (value <= 0) Given{call, *count, argument}.fail("a number above 0", std::to_string(value));
+  }
 }
 
 void launch_ppo_loss(const LoadedKernel& kernel, const jit::OpCall& base,

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the steps of a CPU kernel of ppo_loss over the pool. How tokens are cut into items shows
 // nowhere in the results.
-#include "runtime/error.hpp"
 #include "runtime/thread_pool.hpp"
 #include "templates/common/boundaries.hpp"
 #include "templates/common/cpu_steps.hpp"
 #include "templates/common/dense.hpp"
-#include "templates/ppo_loss/launch.hpp"
 #include "templates/ppo_loss/op.hpp"
 
 #include <algorithm>
@@ -46,7 +44,7 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   PpoLossArgs args = ppo_loss_sizes(call);
   const auto starts = templates::dense_integers(call.cu_seqlens);
   const auto group_starts = templates::dense_integers(call.group_starts);
-  const auto mask = templates::dense_mask(call.mask, "ppo_loss: loss_mask");
+  const auto mask = templates::dense_mask(ppo_loss_mask(call));
   const auto log_probs = templates::dense_floats(call.log_probs);
   const auto old_log_probs = templates::dense_floats(call.old_log_probs);
   const auto advantages = templates::dense_floats(call.advantages);
@@ -71,7 +69,7 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   args.grad = floats(call.grad);
   args.grad_entropy = floats(call.grad_entropy);
   args.counts = static_cast<long long*>(call.counts.data);
-  args.figures = floats(call.figures);
+  args.float_metrics = floats(call.float_metrics);
   args.exact = static_cast<long long*>(call.exact.data);
 
   const auto sequences = static_cast<std::size_t>(args.num_sequences);

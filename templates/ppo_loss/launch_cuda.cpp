@@ -5,7 +5,6 @@
 #include "templates/common/cuda_memory.hpp"
 #include "templates/common/device_errors.hpp"
 #include "templates/common/host_copy.hpp"
-#include "templates/ppo_loss/launch.hpp"
 #include "templates/ppo_loss/op.hpp"
 
 #include <algorithm>
@@ -56,7 +55,7 @@ class Plan {
     args_.grad = output<float>(call.grad);
     args_.grad_entropy = output<float>(call.grad_entropy);
     args_.counts = output_or_own<long long>(call.counts, kNumCounts);
-    args_.figures = output<float>(call.figures);
+    args_.float_metrics = output<float>(call.float_metrics);
     args_.exact = output<long long>(call.exact);
     const Int64 sequences = args_.num_sequences;
     args_.sequence_tokens = arena_.take<long long>(sequences);
@@ -127,12 +126,9 @@ void validate(Driver& driver, const PpoLossCall& call) {
   templates::wait_for_values(driver, call);
   const DeviceGuard guard(driver, call.device.index);
   PpoLossCall host = call;
-  const templates::HostCopy copies[] = {{driver, host.cu_seqlens},
-                                        {driver, host.group_starts},
-                                        {driver, host.mask},
-                                        {driver, host.global_tokens.tensor},
-                                        {driver, host.global_sequences.tensor},
-                                        {driver, host.global_groups.tensor}};
+  const templates::HostCopy copies[] = {
+      {driver, host.cu_seqlens},    {driver, host.group_starts},     {driver, host.mask},
+      {driver, host.global_tokens}, {driver, host.global_sequences}, {driver, host.global_groups}};
   expect_ppo_loss_values(host);
 }
 

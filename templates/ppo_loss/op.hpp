@@ -3,21 +3,18 @@
 #pragma once
 
 #include "jit/op.hpp"
+#include "templates/common/expect.hpp"
+#include "templates/common/loss/options.hpp"
 #include "templates/ppo_loss/args.h"
 
+#include <array>
 #include <cstdint>
+#include <utility>
 
 namespace rlk {
 
-// A count over all micro-batches and ranks: a number, an int64 tensor of one element on the call's
-// device, or neither.
-struct GlobalCount {
-  std::int64_t value = 0;  // 0: none
-  Tensor tensor;
-};
-
 // Padded: tokens [B, T]. Packed: [N], with cu_seqlens [B + 1]. One sequence: [T] without.
-struct PpoLossCall : jit::OpCall {
+struct PpoLossCall : jit::OpCall, LossOptions {
   Tensor log_probs, old_log_probs;  // any floating dtype; arithmetic is in fp32
   Tensor advantages;                // as the tokens, or one a sequence: [B] or [B, 1]
   Tensor mask;                      // optional; bool, integer or float of 0 and 1
@@ -25,19 +22,13 @@ struct PpoLossCall : jit::OpCall {
   Tensor weights;                                    // optional; as advantages
   Tensor cu_seqlens;                                 // optional; integers
   Tensor group_starts;                               // optional; integers [P + 1]
-  std::int64_t group_size = 0;                       // in place of group_starts; 0: none
-
-  LossChoices choices{};
-  LossValues values{};
-  long long reduction = kTokenMean, kl_reduction = kTokenMean;  // LossReduction
-  double length = 0;                                            // L
-  GlobalCount global_tokens, global_sequences, global_groups;
+  jit::Count global_tokens, global_sequences, global_groups;
 
   // Forward: written. grad, grad_entropy may be absent.
   Tensor loss;                // float32 []
   Tensor grad, grad_entropy;  // float32, as the tokens
   Tensor counts, exact;       // int64 [kNumCounts], [kNumSums, 2]
-  Tensor figures;             // float32 [kNumFigures]
+  Tensor float_metrics;       // float32 [kNumFloatMetrics]
 
   // Forward on CUDA, in place of those above where given: what each sequence's tokens share,
   // written without a look at log_probs but for gspo. float32, one a sequence.
@@ -52,6 +43,38 @@ struct PpoLossCall : jit::OpCall {
     if (cu_seqlens.present()) return cu_seqlens.shape[0] - 1;
     return log_probs.rank == 2 ? log_probs.shape[0] : 1;
   }
+};
+
+// Stage 2. Throws InvalidArgument.
+void check_ppo_loss(const jit::OpCall& call);
+
+// Stage 10.
+std::span<const char* const> ppo_loss_entries(jit::Pass pass, Backend backend);
+void launch_ppo_loss(const LoadedKernel& kernel, const jit::OpCall& call,
+                     const jit::LaunchSettings& settings);
+void launch_ppo_loss_cpu(const LoadedKernel& kernel, const PpoLossCall& call);
+void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call, bool validate_sync);
+
+// Everything of the arguments but pointers to arrays: choices, values, sizes.
+PpoLossArgs ppo_loss_sizes(const PpoLossCall& call);
+
+// Boundaries, mask and global counts of a call on the host. Throws InvalidArgument.
+void expect_ppo_loss_values(const PpoLossCall& call);
+
+// The mask, and the global counts, with their names.
+inline Given ppo_loss_mask(const PpoLossCall& call) { return {call, call.mask, "loss_mask"}; }
+inline std::array<std::pair<const jit::Count*, const char*>, 3> ppo_loss_counts(
+    const PpoLossCall& call) {
+  return {{{&call.global_tokens, "global_tokens"},
+           {&call.global_sequences, "global_sequences"},
+           {&call.global_groups, "global_groups"}}};
+}
+
+// The parameters of a backward. Of the tensor that the gradient is of, the dtype alone is read.
+inline constexpr jit::Parameter k_ppo_loss_gradient_parameters[] = {
+    {"saved", jit::Kind::tensor, jit::field_of<&PpoLossCall::saved>},
+    {"grad_output", jit::Kind::tensor, jit::field_of<&PpoLossCall::upstream>},
+    {"log_probs", jit::Kind::tensor, jit::field_of<&PpoLossCall::log_probs>},
 };
 
 namespace templates {

@@ -3,7 +3,6 @@
 #include "templates/ratio_kl/op.hpp"
 
 #include "runtime/cuda/cuda_loader.hpp"
-#include "runtime/error.hpp"
 #include "runtime/read_values.hpp"
 #include "templates/common/cpu_steps.hpp"
 #include "templates/common/cuda_memory.hpp"
@@ -16,16 +15,17 @@
 namespace rlk {
 namespace {
 
-// Words of the choices of common/loss/options.h, in the order of their codes.
-constexpr std::string_view k_types[] = {"none", "f32"};
-constexpr std::string_view k_kl[] = {"", "k1", "abs", "k2", "k3"};
-constexpr std::string_view k_kl_gradients[] = {"", "unbiased", "unbiased_clamped"};
-
-constexpr jit::ConstantDef k_constants[] = {
-    {"x", "kX", k_types, /*may_be_run_time=*/false},  // of the results
-    {"kl", "kKl", k_kl},
-    {"kl_gradient", "kKlGradient", k_kl_gradients},
+constexpr jit::Parameter k_parameters[] = {
+    {"log_prob", jit::Kind::tensor, jit::field_of<&RatioKlCall::log_prob>},
+    {"old_logps", jit::Kind::tensor, jit::field_of<&RatioKlCall::old>},
+    {"ref_logps", jit::Kind::tensor, jit::field_of<&RatioKlCall::ref>},
+    {"action_ids", jit::Kind::tensor, jit::field_of<&RatioKlCall::target>},
+    {"attention_mask", jit::Kind::tensor, jit::field_of<&RatioKlCall::mask>},
+    {"ignore_index", jit::Kind::optional_index, jit::field_of<&RatioKlCall::ignore_index>, -100},
 };
+
+constexpr LossChoice k_choices[] = {loss_choice("kl_estimator"), loss_choice("kl_gradient")};
+constexpr auto k_constants = loss_constants(k_choices);
 
 constexpr const char* k_fwd[] = {"rlk_ratio_kl_fwd_main"};
 constexpr const char* k_bwd[] = {"rlk_ratio_kl_bwd_main"};
@@ -39,30 +39,20 @@ void check(const jit::OpCall& base) {
   const bool forward = call.pass == jit::Pass::fwd;
   const Tensor& like = forward ? call.log_prob : call.ratio_slope;
   const auto expect = [&](const Tensor& tensor, const char* argument) {
-    if (tensor.device != call.device) {
-      throw InvalidArgument("ratio_kl: {}: expected device {} (that of policy_logits), got {}",
-                            argument, text(call.device), text(tensor.device));
-    }
-    if (!is_floating(tensor.dtype)) {
-      throw InvalidArgument("ratio_kl: {}: expected a floating dtype, got {}", argument,
-                            name(tensor.dtype));
-    }
-    if (std::ranges::equal(tensor.dims(), like.dims())) return;
-    throw InvalidArgument("ratio_kl: {}: expected shape {} (that of action_ids), got {}", argument,
-                          text(like.dims()), text(tensor.dims()));
-  };
-  const auto expect_given = [&](const Tensor& tensor, const char* argument) {
-    if (tensor.present()) return expect(tensor, argument);
-    throw InvalidArgument("ratio_kl: {}: expected a tensor, got None", argument);
+    const Given given{call, tensor, argument};
+    expect_present(given);
+    expect_device(given, "policy_logits");
+    expect_floating(given);
+    expect_shape(given, like.dims(), "action_ids");
   };
   if (forward) {
-    expect_given(call.old, "old_logps");
-    expect_given(call.ref, "ref_logps");
+    expect(call.old, "old_logps");
+    expect(call.ref, "ref_logps");
     return;
   }
   if (call.grad_kl.present()) expect(call.grad_kl, "grad_kl");
   if (call.grad_ratio.present() || !call.grad_kl.present()) {
-    expect_given(call.grad_ratio, "grad_ratio");
+    expect(call.grad_ratio, "grad_ratio");
   }
 }
 
@@ -109,7 +99,7 @@ void launch_cpu(const LoadedKernel& kernel, const RatioKlCall& call) {
   }
   RatioKlArgs args = forward_args(call);
   const auto old = templates::dense_floats(call.old), ref = templates::dense_floats(call.ref);
-  auto mask = templates::dense_mask(call.mask, "ratio_kl: attention_mask");
+  auto mask = templates::dense_mask({call, call.mask, "attention_mask"});
   if (call.ignore_index) {
     const auto ids = templates::dense_integers(call.target);
     if (mask.copy.empty()) {
@@ -182,11 +172,9 @@ std::span<const char* const> entries(jit::Pass pass, Backend) {
 
 jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning&) {
   const auto& call = static_cast<const RatioKlCall&>(base);
+  const auto spec = loss_specialization(call, target, k_choices, call.choices);
   // The backward is two multiplications, whatever the estimator.
-  if (call.pass == jit::Pass::bwd) {
-    return jit::Specialization{call.op, call.pass, target, {1}}.generic();
-  }
-  return {call.op, call.pass, target, {1, call.choices.kl, call.choices.kl_gradient}};
+  return call.pass == jit::Pass::fwd ? spec : spec.generic();
 }
 
 int no_shared_bytes(const jit::Specialization&) { return 0; }
@@ -194,7 +182,8 @@ int no_shared_bytes(const jit::Specialization&) { return 0; }
 std::vector<jit::Specialization> generic_variants(Target target) {
   std::vector<jit::Specialization> variants;
   for (auto pass : {jit::Pass::fwd, jit::Pass::bwd}) {
-    variants.push_back(jit::Specialization{&templates::ratio_kl_op, pass, target, {1}}.generic());
+    variants.push_back(
+        jit::Specialization{&templates::ratio_kl_op, pass, target, {kFloat32}}.generic());
   }
   return variants;
 }
@@ -203,10 +192,17 @@ std::vector<jit::Specialization> generic_variants(Target target) {
 
 namespace templates {
 const jit::Op ratio_kl_op{
-    "ratio_kl",      k_constants,      check,
-    specialize,      launch,           entries,
-    no_shared_bytes, generic_variants, jit::no_model_variants,
-    find_source,
+    .name = "ratio_kl",
+    .constants = k_constants,
+    .check = check,
+    .specialize = specialize,
+    .launch = launch,
+    .entries = entries,
+    .dynamic_shared_bytes = no_shared_bytes,
+    .generic_variants = generic_variants,
+    .model_variants = jit::no_model_variants,
+    .find_source = find_source,
+    .parameters = k_parameters,
 };
 }  // namespace templates
 

@@ -3,7 +3,6 @@
 // RLK_VALIDATE=sync they are looked at before a launch, in the CPU's words.
 #include "runtime/error.hpp"
 #include "templates/group_advantages/op.hpp"
-#include "templates/ppo_loss/launch.hpp"
 #include "templates/ppo_loss/op.hpp"
 #include "tests/runtime/cuda/cuda_fixture.hpp"
 
@@ -141,7 +140,7 @@ TEST_F(BoundariesCudaTest, MasksAndCountsAreLookedAt) {
   EXPECT_EQ(refused(call), "ppo_loss: loss_mask: expected 0 or 1, got 2 at token 3");
   mask[3] = 1;
   std::vector<long long> count{0};
-  call.global_tokens.tensor = tensor(count, DType::i64);
+  call.global_tokens = tensor(count, DType::i64);
   EXPECT_EQ(refused(call), "ppo_loss: global_tokens: expected a number above 0, got 0");
 }
 

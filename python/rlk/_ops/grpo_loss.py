@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlk import _core
-from rlk._loss_options import ELSEWHERE, no_option
-from rlk._metrics import figure
+from rlk._loss_options import ELSEWHERE
+from rlk._metrics import float_metric
 from rlk._ops import grpo_rows, ppo_loss
-from rlk._ops.common import Arguments, Tensor, arguments_of, defaults, with_defaults
+from rlk._ops.common import Arguments, Tensor, arguments_of, defaults, no_option, with_defaults
 from rlk._ops.group_advantages import group_advantages, host_boundaries
 from rlk._ops.ratio_kl import expect_alike
 from rlk.errors import Fault, Unsupported, fail, renamed, shape_of
@@ -120,8 +120,8 @@ def grpo_loss(
         from rlk._ops import torch_grpo_loss
 
         return torch_grpo_loss.grpo_loss(call, arguments)
-    loss, figures, *_ = forward(call, False)
-    return result(loss, figures)
+    loss, floats, *_ = forward(call, False)
+    return result(loss, floats)
 
 
 def grpo_loss_backward(
@@ -164,8 +164,10 @@ def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
     own = {name: options.pop(name) for name in (*SIGNATURE, "backward") if name in options}
     logp = arguments_of("logp", own, NAMES)
     given = own["old_logps"] is not None and own["rewards"] is not None
-    if backward and given and grpo_rows.fits(make_call({**own, "options": options})):
-        return _core.grpo_loss_explain(logp)
+    if backward and given:
+        call = make_call({**own, "options": options})
+        if grpo_rows.fits(call.logp, call.ref_logps, call.loss):
+            return _core.grpo_loss_explain(logp)
     return _core.logp_explain({**logp, "return_entropy": False, "backward": backward})
 
 
@@ -214,7 +216,12 @@ def make_call(given: Arguments) -> Call:
             "group_boundaries": boundaries,
         }
         loss = ppo_loss.make_call(
-            None, given["old_logps"], None, None, {**made, **options, **clips}
+            {
+                **dict.fromkeys(ppo_loss.INPUTS),
+                "old_log_probs": given["old_logps"],
+                "stream": given["stream"],
+                "options": {**made, **options, **clips},
+            }
         )
     logp = arguments_of("logp", given, NAMES)
     ref = None if ref_logits is None else {**logp, "logits": ref_logits}
@@ -248,12 +255,12 @@ def _differs(tensor: Tensor, value: int) -> Any:
 
 
 def forward(call: Call, needs_grad: bool) -> tuple[Tensor, Tensor, Arguments, Tensor | None]:
-    """(loss, figures of ppo_loss, what a backward needs beside logp's arguments, the gradient of
-    policy_logits where it is made on the way)."""
-    options, stream = call.loss.options, call.logp["stream"]
+    """(loss, ppo_loss's metrics that are floats, what a backward needs beside logp's arguments, the
+    gradient of policy_logits where it is made on the way)."""
+    options = call.loss.options
     logits, ids = call.logp["logits"], call.logp["target"]
     on_cuda = getattr(logits, "is_cuda", False)
-    in_one_look = needs_grad and grpo_rows.fits(call)
+    in_one_look = needs_grad and grpo_rows.fits(call.logp, call.ref_logps, call.loss)
     entropy = log_probs = made = None
     if not in_one_look:
         arguments = {**call.logp, "return_entropy": options.needs_entropy}
@@ -265,27 +272,29 @@ def forward(call: Call, needs_grad: bool) -> tuple[Tensor, Tensor, Arguments, Te
             )
     active = active_tokens(ids, call.logp["mask"], call.logp["ignore_index"])
     tokens = ids if log_probs is None else log_probs
-    expect_one_per_sequence(call.rewards, tuple(tokens.shape), call.loss.cu_seqlens)
+    expect_one_per_sequence(call.rewards, tuple(tokens.shape), call.loss.arguments["cu_seqlens"])
     with renamed("grpo_loss", NAMES, on_cuda):
         advantages = group_advantages(call.rewards, **call.groups)
-    ref_log_probs = call.loss.ref_log_probs
+    ref_log_probs = call.loss.arguments["ref_log_probs"]
     if options.needs_ref and call.ref is not None:
         expect_alike("grpo_loss", logits, call.ref["logits"])
         with renamed("grpo_loss", REF_NAMES, on_cuda):
             ref_log_probs = _core.logp_forward(call.ref)
-    loss = call.loss._replace(
-        log_probs=log_probs,
-        advantages=_column(advantages),
-        loss_mask=active,
-        ref_log_probs=ref_log_probs,
-        entropy=entropy,
-    )
+    arguments = {
+        **call.loss.arguments,
+        "log_probs": log_probs,
+        "advantages": _column(advantages),
+        "loss_mask": active,
+        "ref_log_probs": ref_log_probs,
+        "entropy": entropy,
+    }
+    loss = ppo_loss.Call(arguments, options)
     with renamed("grpo_loss", NAMES, on_cuda):
         if in_one_look:
-            log_probs, row_max, row_log_sum, made = grpo_rows.look(call.logp, loss, stream)
-            loss = loss._replace(log_probs=log_probs)
-        value, _, figures, _, grad, grad_entropy = ppo_loss.forward(
-            loss, stream, needs_grad, needs_grad and options.needs_entropy
+            found = grpo_rows.log_probs_and_gradient(call.logp, loss)
+            arguments["log_probs"], row_max, row_log_sum, made = found
+        value, _, floats, _, grad, grad_entropy = ppo_loss.forward(
+            loss, needs_grad, needs_grad and options.needs_entropy
         )
     saved = {
         "row_max": row_max,
@@ -294,7 +303,7 @@ def forward(call: Call, needs_grad: bool) -> tuple[Tensor, Tensor, Arguments, Te
         "grad_output": grad,
         "grad_entropy": grad_entropy,
     }
-    return value, figures, saved, made
+    return value, floats, saved, made
 
 
 def _column(advantages: Tensor) -> Tensor:
@@ -315,8 +324,8 @@ def expect_one_per_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens
         fail("grpo_loss", "rewards", f"shape [{count}] (one per sequence)", list(got))
 
 
-def result(loss: Tensor, figures: Tensor) -> GrpoLoss:
-    return GrpoLoss(loss, figure(figures, "policy_loss"), figure(figures, "kl_loss"))
+def result(loss: Tensor, floats: Tensor) -> GrpoLoss:
+    return GrpoLoss(loss, float_metric(floats, "policy_loss"), float_metric(floats, "kl_loss"))
 
 
 def gradient(
@@ -333,5 +342,5 @@ def scaled(saved: Arguments, upstream: Tensor) -> Arguments:
     with renamed("grpo_loss", {}):
         for name in ("grad_output", "grad_entropy"):
             if found[name] is not None:
-                found[name] = _core.ppo_loss_backward(upstream, found[name], found[name])
+                found[name] = ppo_loss.gradient(upstream, found[name], None)
     return found

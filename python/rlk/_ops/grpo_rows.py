@@ -8,28 +8,26 @@ its log-prob to its gradient, as far as it fits.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlk import _core
+from rlk._ops import ppo_loss
 from rlk._ops.common import Arguments, Tensor
 
-if TYPE_CHECKING:
-    from rlk._ops import ppo_loss
-    from rlk._ops.grpo_loss import Call
 
-
-def fits(call: Call) -> bool:
+def fits(logp: Arguments, ref_logps: Tensor | None, loss: ppo_loss.Call) -> bool:
     """Whether a token's derivative follows from the token and what its sequence has beforehand, the
-    tensors are what `look` takes, and the rows are many. What is wrong the parts tell."""
+    tensors are what `log_probs_and_gradient` takes, and the rows are many. What is wrong the parts
+    tell."""
     torch: Any = sys.modules.get("torch")
-    loss, logits, ids = call.loss, call.logp["logits"], call.logp["target"]
+    logits, ids, of_loss = logp["logits"], logp["target"], loss.arguments
     if loss.options.rules.policy_loss == "gspo" or loss.options.needs_entropy:
         return False
-    if loss.loss_weights is not None or torch is None:
+    if of_loss["loss_weights"] is not None or torch is None:
         return False
-    given = (loss.old_log_probs, loss.rollout_logprobs, call.ref_logps)
+    given = (of_loss["old_log_probs"], of_loss["rollout_logprobs"], ref_logps)
     tokens = [tensor for tensor in given if tensor is not None]
-    starts = [] if loss.cu_seqlens is None else [loss.cu_seqlens]
+    starts = [] if of_loss["cu_seqlens"] is None else [of_loss["cu_seqlens"]]
     return (
         all(isinstance(tensor, torch.Tensor) for tensor in (logits, ids, *tokens, *starts))
         and logits.is_cuda
@@ -41,22 +39,16 @@ def fits(call: Call) -> bool:
     )
 
 
-def look(
-    logp: Arguments, loss: ppo_loss.Call, stream: int | None
+def log_probs_and_gradient(
+    logp: Arguments, loss: ppo_loss.Call
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(log_probs, row_max, row_log_sum, gradient of policy_logits); `loss` has all of ppo_loss's
     arguments but log_probs."""
-    old = _dense(loss.old_log_probs)
-    starts = loss.cu_seqlens
-    dense = loss._replace(
-        log_probs=old,  # their shape
-        old_log_probs=old,
-        rollout_logprobs=_dense(loss.rollout_logprobs),
-        ref_log_probs=_dense(loss.ref_log_probs),
-        cu_seqlens=None if starts is None else starts.long().contiguous(),
-    )
-    return _core.grpo_loss_forward(logp, dense, loss.options.core, stream)
-
-
-def _dense(tensor: Any) -> Any:
-    return None if tensor is None else tensor.detach().float().contiguous()
+    dense = {**loss.arguments}
+    for name in ("old_log_probs", "rollout_logprobs", "ref_log_probs"):
+        if dense[name] is not None:
+            dense[name] = dense[name].detach().float().contiguous()
+    dense["log_probs"] = dense["old_log_probs"]  # their shape
+    if dense["cu_seqlens"] is not None:
+        dense["cu_seqlens"] = dense["cu_seqlens"].long().contiguous()
+    return _core.grpo_loss_forward(logp, dense, loss.options.core)

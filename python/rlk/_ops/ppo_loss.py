@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from rlk import _core
 from rlk._loss_options import NAMES, Resolved, resolve
 from rlk._metrics import Metrics, make_metrics
-from rlk._ops.common import Arguments, Tensor
-from rlk.errors import InvalidArgument, check_needs
+from rlk._ops.common import PARAMETERS, Arguments, Tensor
+from rlk.errors import check_needs, fail
 
 
 class PpoLoss(NamedTuple):
@@ -97,12 +97,13 @@ def ppo_loss(
 
     The formulas, and where systems disagree, are in docs/ppo_loss.md.
     """
-    call = make_call(log_probs, old_log_probs, advantages, loss_mask, options)
-    if _core.needs_autograd({"log_probs": log_probs, "entropy": call.entropy}):
+    call = make_call(locals())
+    if _core.needs_autograd(call.arguments):
         from rlk._ops import torch_ppo_loss
 
-        return torch_ppo_loss.ppo_loss(call, stream)
-    return run(call, stream)
+        return torch_ppo_loss.ppo_loss(call)
+    loss, *written, _, _ = forward(call, False, False)
+    return PpoLoss(loss, make_metrics(*written))
 
 
 def ppo_loss_backward(
@@ -133,98 +134,57 @@ def ppo_loss_backward(
     Example:
         >>> grads = rlk.jit.ppo_loss_backward(np.float32(1), log_probs, old, advantages, mask)
     """
-    call = make_call(log_probs, old_log_probs, advantages, loss_mask, options)
-    return gradients(call, grad_output, stream, needs)
+    call = make_call(locals())
+    needs = check_needs("ppo_loss", needs, ("log_probs", "entropy"))
+    has_entropy = "entropy" in needs and call.options.needs_entropy
+    *_, grad, grad_entropy = forward(call, "log_probs" in needs, has_entropy)
+    found = [
+        None if saved is None else gradient(grad_output, saved, call.arguments[name])
+        for name, saved in (("log_probs", grad), ("entropy", grad_entropy))
+    ]
+    return PpoLossGrads(*found)
 
 
 def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
-    del arguments["backward"], arguments["stream"]
-    inputs = (arguments.pop(name) for name in Call._fields[:4])
-    call = make_call(*inputs, options=arguments)
-    return _core.ppo_loss_explain(call, call.options.core)
+    del arguments["backward"]
+    call = make_call({name: arguments.pop(name) for name in INPUTS} | {"options": arguments})
+    return _core.ppo_loss_explain(call.arguments, call.options.core)
 
 
 class Call(NamedTuple):
-    """Arguments as the core takes them: tensors in its order, None where not there or not read."""
+    """Arguments as the core takes them: None where one is not there or not read."""
 
-    log_probs: Tensor
-    old_log_probs: Tensor
-    advantages: Tensor
-    loss_mask: Tensor | None
-    rollout_logprobs: Tensor | None
-    ref_log_probs: Tensor | None
-    entropy: Tensor | None
-    loss_weights: Tensor | None
-    cu_seqlens: Tensor | None
-    group_boundaries: Tensor | None
-    global_tokens: int | Tensor | None
-    global_sequences: int | Tensor | None
-    global_groups: int | Tensor | None
+    arguments: Arguments
     options: Resolved
 
 
-TENSORS = Call._fields[4:-1]  # that are options
+INPUTS = ("log_probs", "old_log_probs", "advantages", "loss_mask", "stream")
+TENSORS = tuple(name for name in PARAMETERS["ppo_loss"] if name not in INPUTS)  # that are options
+ABSENT: Arguments = dict.fromkeys(TENSORS)
 OPTIONS = frozenset({"dialect", "max_seq_len", "samples_per_prompt", *NAMES, *TENSORS})
 
 
-def make_call(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor | None,
-    options: dict[str, Any],
-) -> Call:
-    """Takes the tensors out of `options`: a dictionary, for keywords are matched slowly."""
-    rollout, ref, entropy, weights, cu_seqlens, boundaries, tokens, sequences, groups = [
-        options.pop(name, None) for name in TENSORS
-    ]
-    resolved = resolve(boundaries is not None, weights is not None, options)
-    needs = resolved.needs
-    # What an option that is off would read is not looked at.
-    return Call(
-        log_probs,
-        old_log_probs,
-        advantages,
-        loss_mask,
-        _needed(rollout, "rollout_logprobs", "use_tis") if resolved.needs_rollout else None,
-        _needed(ref, "ref_log_probs", "kl_coef") if resolved.needs_ref else None,
-        _needed(entropy, "entropy", "entropy_coef") if resolved.needs_entropy else None,
-        weights,
-        cu_seqlens,
-        boundaries if "group_boundaries" in needs else None,
-        tokens if "global_tokens" in needs else None,
-        sequences if "global_sequences" in needs else None,
-        groups if "global_groups" in needs else None,
-        resolved,
-    )
+def make_call(arguments: Arguments) -> Call:
+    """Of the inputs by name, and `options`, which are taken out."""
+    options = arguments.pop("options")
+    given = {name: options.pop(name) for name in TENSORS if name in options}
+    has_boundaries = given.get("group_boundaries") is not None
+    resolved = resolve(has_boundaries, given.get("loss_weights") is not None, options)
+    arguments.update(ABSENT)
+    for name, tensor in given.items():
+        if name not in resolved.unread:
+            arguments[name] = tensor
+    for name, switch in resolved.required:
+        if arguments[name] is None:
+            fail("ppo_loss", name, f"a tensor with {{{switch}}}", "None")
+    return Call(arguments, resolved)
 
 
-def _needed(tensor: Tensor | None, name: str, switch: str) -> Tensor:
-    if tensor is None:
-        raise InvalidArgument(f"ppo_loss: {name}: expected a tensor with {switch}, got None")
-    return tensor
-
-
-def forward(
-    call: Call, stream: int | None, needs_grad: bool, needs_entropy: bool
-) -> tuple[Any, ...]:
+def forward(call: Call, needs_grad: bool, needs_entropy: bool) -> tuple[Any, ...]:
     """(loss, three that metrics are made of, saved for log_probs, saved for entropy)."""
-    return _core.ppo_loss_forward(call, call.options.core, stream, needs_grad, needs_entropy)
+    return _core.ppo_loss_forward(call.arguments, call.options.core, needs_grad, needs_entropy)
 
 
-def run(call: Call, stream: int | None) -> PpoLoss:
-    loss, *written, _, _ = forward(call, stream, False, False)
-    return PpoLoss(loss, make_metrics(*written))
-
-
-def gradients(
-    call: Call, grad_output: Tensor, stream: int | None, needs: tuple[str, ...]
-) -> PpoLossGrads:
-    needs = check_needs("ppo_loss", needs, ("log_probs", "entropy"))
-    has_entropy = "entropy" in needs and call.options.needs_entropy
-    *_, grad, grad_entropy = forward(call, stream, "log_probs" in needs, has_entropy)
-    found = [
-        None if saved is None else _core.ppo_loss_backward(grad_output, saved, of)
-        for of, saved in ((call.log_probs, grad), (call.entropy, grad_entropy))
-    ]
-    return PpoLossGrads(*found)
+def gradient(upstream: Tensor, saved: Tensor, of: Tensor) -> Tensor:
+    """upstream * saved, in the dtype of the tensor `of` that it is the gradient of."""
+    return _core.ppo_loss_backward({"saved": saved, "grad_output": upstream, "log_probs": of})

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._loss_options import bounds, code
+from rlk._loss_options import bounds, check_word
 from rlk._ops.common import Arguments, Tensor, arguments_of, with_defaults
+from rlk._rules import inf
 from rlk.errors import fail, renamed, shape_of, text
 
 # What logp's arguments are called here.
@@ -128,7 +129,7 @@ class Call(NamedTuple):
     ref: Arguments | None  #: of the reference's logp
     ref_logps: Tensor | None
     old_logps: Tensor
-    estimator: tuple[int, int, float, float, float]  #: codes, clamps
+    estimator: Any  #: _core.LossOptions
 
 
 def expect_alike(op: str, policy_logits: Tensor, ref_logits: Tensor) -> None:
@@ -149,13 +150,17 @@ def make_call(given: Arguments) -> Call:
         _, most = bounds("kl_clamp", kl_clamp)
     if not low < high:
         fail("ratio_kl", "log_ratio_clamp", "a number above 0", text(log_ratio_clamp))
-    if most < 0 or isinstance(kl_clamp, tuple):
+    if not most >= 0 or isinstance(kl_clamp, tuple):  # also NaN
         fail("ratio_kl", "kl_clamp", "a number from 0 up", text(kl_clamp))
+    words = {"kl_estimator": given["kl"], "kl_gradient": given["kl_gradient"]}
     with renamed("ratio_kl", {"kl_estimator": "kl"}):
-        codes = 1 + code("kl_estimator", given["kl"]), code("kl_gradient", given["kl_gradient"])
+        for name, word in words.items():
+            check_word(name, word)
+    clamps = {"log_ratio_low": low, "log_ratio_high": high, "kl_clamp": most}
+    estimator = _core.LossOptions({**words, **clamps, "kl_output_clamp": inf})
     logp = arguments_of("logp", given, NAMES)
     ref = None if ref_logits is None else {**logp, "logits": ref_logits}
-    return Call(logp, ref, ref_logps, given["old_logps"], (*codes, low, high, most))
+    return Call(logp, ref, ref_logps, given["old_logps"], estimator)
 
 
 def forward(call: Call, needs_grad: bool) -> tuple[RatioKl, Arguments]:
@@ -170,23 +175,21 @@ def forward(call: Call, needs_grad: bool) -> tuple[RatioKl, Arguments]:
         expect_alike("ratio_kl", logits, call.ref["logits"])
         with renamed("ratio_kl", REF_NAMES, on_cuda):
             ref = _core.logp_forward(call.ref)
-    ratio, kl, *slopes = _core.ratio_kl_forward(
-        log_prob,
-        call.old_logps,
-        ref,
-        call.logp["target"],
-        call.logp["mask"],
-        call.logp["ignore_index"],
-        *call.estimator,
-        call.logp["stream"],
-        needs_grad,
-    )
+    tokens = {
+        "log_prob": log_prob,
+        "old_logps": call.old_logps,
+        "ref_logps": ref,
+        "action_ids": call.logp["target"],
+        "attention_mask": call.logp["mask"],
+        "ignore_index": call.logp["ignore_index"],
+        "stream": call.logp["stream"],
+    }
+    ratio, kl, *slopes = _core.ratio_kl_forward(tokens, call.estimator, needs_grad)
     names = ("row_max", "row_log_sum", "ratio_slope", "kl_slope")
     return RatioKl(ratio, kl), dict(zip(names, (*saved[2:], *slopes), strict=False))
 
 
 def gradient(grad_ratio: Tensor | None, grad_kl: Tensor | None, arguments: Arguments) -> Tensor:
     """Of policy_logits, from logp's arguments and what a forward gave."""
-    slopes = (arguments["ratio_slope"], arguments["kl_slope"], arguments["stream"])
-    grad = _core.ratio_kl_backward(grad_ratio, grad_kl, *slopes)
+    grad = _core.ratio_kl_backward({**arguments, "grad_ratio": grad_ratio, "grad_kl": grad_kl})
     return _core.logp_backward({**arguments, "grad_output": grad})

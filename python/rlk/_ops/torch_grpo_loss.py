@@ -15,13 +15,13 @@ from rlk._ops.torch_common import check_operands, once, refuse_options, restored
 class _GrpoLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, policy_logits: Any, call: Call) -> Any:
-        loss, figures, saved, made = forward(call, True)
+        loss, floats, saved, made = forward(call, True)
         # The gradient for an upstream of 1, which is what a loss mostly gets.
         ctx.gradient = made if made is not None else gradient({**call.logp, **saved})
         save(ctx, call.logp, saved)
-        ctx.mark_non_differentiable(figures)
+        ctx.mark_non_differentiable(floats)
         ctx.set_materialize_grads(False)
-        return loss, figures
+        return loss, floats
 
     @staticmethod
     def backward(ctx: Any, upstream: Any, *_: Any) -> Any:

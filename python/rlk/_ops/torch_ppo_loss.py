@@ -7,31 +7,23 @@ from typing import Any
 
 import torch
 
-from rlk import _core
 from rlk._metrics import make_metrics
-from rlk._ops.ppo_loss import Call, PpoLoss, forward
+from rlk._ops.ppo_loss import Call, PpoLoss, forward, gradient
 from rlk._ops.torch_common import check_operands, once, refuse_tangents
 
 
 def _scaled(upstream: Any, saved: Any, of: Any) -> Any:
-    """upstream * saved, in the dtype of what it is the gradient of."""
     if saved is None:
         return None
-    like = saved if of.dtype == saved.dtype else of
-
-    def compute() -> Any:
-        return _core.ppo_loss_backward(upstream, saved, like)
-
-    return once("ppo_loss", compute, upstream, of)
+    like = None if of.dtype == saved.dtype else of
+    return once("ppo_loss", lambda: gradient(upstream, saved, like), upstream, of)
 
 
 class _PpoLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, log_probs: Any, entropy: Any, call: Call, stream: Any, written: list[Any]
-    ) -> Any:
+    def forward(ctx: Any, log_probs: Any, entropy: Any, call: Call, written: list[Any]) -> Any:
         needs, needs_entropy = ctx.needs_input_grad[:2]
-        loss, *written[:], grad, grad_entropy = forward(call, stream, needs, needs_entropy)
+        loss, *written[:], grad, grad_entropy = forward(call, needs, needs_entropy)
         # The inputs for their dtype, and so that the gradient looks like a function of them.
         inputs = log_probs if needs else None, entropy if needs_entropy else None
         ctx.save_for_backward(grad, grad_entropy, *inputs)
@@ -41,17 +33,17 @@ class _PpoLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Any) -> Any:
         if upstream is None:
-            return None, None, None, None, None
+            return None, None, None, None
         grad, grad_entropy, log_probs, entropy = ctx.saved_tensors
         of_entropy = _scaled(upstream, grad_entropy, entropy)
-        return _scaled(upstream, grad, log_probs), of_entropy, None, None, None
+        return _scaled(upstream, grad, log_probs), of_entropy, None, None
 
 
-def ppo_loss(call: Call, stream: int | None) -> PpoLoss:
+def ppo_loss(call: Call) -> PpoLoss:
     """`rlk.jit.ppo_loss` where log_probs or entropy need a gradient."""
-    given = call._asdict()
+    given = call.arguments
     check_operands("ppo_loss", given, ("log_probs",))
     refuse_tangents("ppo_loss", given, ("entropy",))
     written: list[Any] = []  # beside autograd, which would look at each as at an output
-    loss = _PpoLoss.apply(call.log_probs, call.entropy, call, stream, written)
+    loss = _PpoLoss.apply(given["log_probs"], given["entropy"], call, written)
     return PpoLoss(loss, make_metrics(*written))

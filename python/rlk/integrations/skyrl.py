@@ -18,7 +18,7 @@ import numpy as np
 
 from rlk import jit
 from rlk._loss_options import as_float
-from rlk.errors import InvalidArgument, shape_of, text
+from rlk.errors import fail, shape_of, text
 from rlk.losses import POLICY_LOSSES
 
 __all__ = ["fused_ppo_loss", "ppo_policy_loss_fused", "ppo_policy_loss_metrics", "register"]
@@ -194,7 +194,7 @@ def _options(config: Any, old_log_probs: Tensor, rollout_logprobs: Tensor | None
     """Of the config: arguments of `fused_ppo_loss` but the loss's own tensors and its reduction."""
     if config is None or hasattr(config, "__dlpack__"):  # a mask in its place, say
         got = type(config).__name__
-        raise InvalidArgument(f"ppo_loss: config: expected the algorithm's config, got {got}")
+        fail("ppo_loss", "config", "the algorithm's config", got)
     kind = _get(config, "policy_loss_type", "regular")
     if not isinstance(kind, str) or kind in NOT_OURS:
         expected = ", ".join(("regular", "dual_clip", *POLICY_LOSSES, "or a registered name"))
@@ -220,10 +220,8 @@ def _options(config: Any, old_log_probs: Tensor, rollout_logprobs: Tensor | None
     if kind == "cispo":
         options |= _cispo(_get(config, "cispo", {}), options["use_tis"], rollout_logprobs)
     if options["use_tis"] and rollout_logprobs is None:
-        raise InvalidArgument(
-            "ppo_loss: rollout_logprobs: expected a tensor with config.use_tis or "
-            "config.off_policy_correction.tis_ratio_type, got None"
-        )
+        switches = "config.use_tis or config.off_policy_correction.tis_ratio_type"
+        fail("ppo_loss", "rollout_logprobs", f"a tensor with {switches}", "None")
     options["rollout_logprobs"] = rollout_logprobs
     return options
 
@@ -257,10 +255,8 @@ def _cispo(config: Any, use_tis: bool, rollout_logprobs: Tensor | None) -> dict[
     if use_tis:
         _fail("cispo.cispo_anchor", "'old' with importance weights, which it counts too", anchor)
     if rollout_logprobs is None:
-        raise InvalidArgument(
-            "ppo_loss: rollout_logprobs: expected a tensor with config.cispo.cispo_anchor="
-            "'rollout', got None"
-        )
+        switch = "config.cispo.cispo_anchor='rollout'"
+        fail("ppo_loss", "rollout_logprobs", f"a tensor with {switch}", "None")
     return {**found, "old_log_probs": rollout_logprobs}
 
 
@@ -273,7 +269,7 @@ def _distance(config: Any, name: str, default: float) -> float:
 
 
 def _fail(name: str, expected: str, got: Any) -> NoReturn:
-    raise InvalidArgument(f"ppo_loss: config.{name}: expected {expected}, got {text(got)}")
+    fail("ppo_loss", f"config.{name}", expected, text(got))
 
 
 def _get(config: Any, name: str, default: Any) -> Any:

@@ -8,8 +8,8 @@ import pytest
 from losses import FLOAT, Batch, batch, same, same_metrics
 
 import rlk
-from rlk.check import loss_oracle
-from rlk.losses import DIALECTS, RLK, diff
+from rlk import _core
+from rlk.losses import ADVANTAGES, DIALECTS, diff
 
 pytestmark = pytest.mark.usefixtures("generic")
 
@@ -36,10 +36,23 @@ def test_the_names():
 def test_rlk_is_the_default():
     b = batch(spread=1.5)
     assert same(b.loss().loss, b.loss(dialect="rlk").loss)
-    defaults = {
-        name: loss_oracle.DEFAULTS[name] for name in dataclasses.asdict(RLK) if name not in OWN
-    }
-    assert {n: v for n, v in dataclasses.asdict(RLK).items() if n not in OWN} == defaults
+    rules = dataclasses.asdict(DIALECTS["rlk"])
+    assert same(b.loss().loss, b.loss(**{n: v for n, v in rules.items() if n not in OWN}).loss)
+
+
+def test_words_are_those_of_the_core():
+    words = _core.vocabularies()
+    for dialect in NAMES:
+        rules = dataclasses.asdict(DIALECTS[dialect])
+        rules |= dataclasses.asdict(ADVANTAGES[dialect])
+        for name in words.keys() & rules.keys():
+            assert rules[name] in words[name]
+    with pytest.raises(KeyError, match="LossOptions: a name that no option has"):
+        _core.LossOptions({"kl_estimater": "k3"})
+    with pytest.raises(
+        rlk.InvalidArgument, match="kl_estimator: expected k1, abs, k2, k3, got 'k4'"
+    ):
+        _core.LossOptions({"kl_estimator": "k4"})
 
 
 @pytest.mark.parametrize("dialect", NAMES)
@@ -212,8 +225,8 @@ def test_metrics_of_another_framework():
             return Other(self.values[i])
 
     want = batch().loss().metrics
-    counts, figures = want[:NUM_COUNTS], want[NUM_COUNTS:-1]
-    got = make_metrics(Other(counts), Other(figures), Other(want.exact))
+    counts, floats = want[:NUM_COUNTS], want[NUM_COUNTS:-1]
+    got = make_metrics(Other(counts), Other(floats), Other(want.exact))
     assert same_metrics([x.values for x in got], want)
     with pytest.raises(
         rlk.InvalidArgument, match=r"combine: parts: expected .* got .*\.Other; tor"

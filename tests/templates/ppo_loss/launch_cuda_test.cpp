@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a launch of ppo_loss asks of the driver: order of steps, grids, arguments, copies,
 // workspace, errors. No memory is behind the tensors.
-#include "templates/ppo_loss/launch.hpp"
 #include "templates/ppo_loss/op.hpp"
 #include "tests/templates/common/launch_fixture.hpp"
 
@@ -35,7 +34,7 @@ class LaunchPpoLossTest : public LaunchFixture<PpoLossArgs, PpoLossPack> {
     }
     call.loss = tensor(DType::f32, {});
     call.counts = tensor(DType::i64, {kNumCounts});
-    call.figures = tensor(DType::f32, {kNumFigures});
+    call.float_metrics = tensor(DType::f32, {kNumFloatMetrics});
     call.exact = tensor(DType::i64, {kNumSums, 2});
     return call;
   }
@@ -133,7 +132,7 @@ TEST_F(LaunchPpoLossTest, AForwardIsFourSteps) {
     EXPECT_EQ(args.grad, call.grad.data);
     EXPECT_EQ(args.grad_entropy, nullptr);
     EXPECT_EQ(args.counts, call.counts.data);
-    EXPECT_EQ(args.figures, call.figures.data);
+    EXPECT_EQ(args.float_metrics, call.float_metrics.data);
     EXPECT_EQ(args.exact, call.exact.data);
   }
   expect_sound_workspace(all);
@@ -190,7 +189,7 @@ TEST_F(LaunchPpoLossTest, PackedSequencesGroupsAndGlobalCounts) {
   call.cu_seqlens = tensor(DType::i64, {7});
   call.group_starts = tensor(DType::i64, {3});
   call.global_tokens.value = 12345;
-  call.global_sequences.tensor = tensor(DType::i64, {1});
+  call.global_sequences = tensor(DType::i64, {1});
   auto all = run(call);
   ASSERT_EQ(names(), "count weigh main finish");
   EXPECT_EQ(all[0].blocks, 6u);
@@ -201,7 +200,7 @@ TEST_F(LaunchPpoLossTest, PackedSequencesGroupsAndGlobalCounts) {
   EXPECT_EQ(args.num_groups, 2);
   EXPECT_EQ(args.reductions.tokens.at, nullptr);
   EXPECT_EQ(args.reductions.tokens.value, 12345);
-  EXPECT_EQ(args.reductions.sequences.at, call.global_sequences.tensor.data) << "read there";
+  EXPECT_EQ(args.reductions.sequences.at, call.global_sequences.data) << "read there";
   EXPECT_EQ(args.reductions.groups.at, nullptr);
   EXPECT_EQ(args.reductions.groups.value, 0);
   expect_sound_workspace(all);
@@ -328,7 +327,7 @@ TEST_F(LaunchPpoLossTest, NoTokensAreNoMainStep) {
 // grpo_loss asks for what comes before the tokens.
 TEST_F(LaunchPpoLossTest, WhatSequencesShareAloneIsTwoSteps) {
   PpoLossCall call = make({4, 6});
-  call.loss = call.grad = call.counts = call.exact = call.figures = {};
+  call.loss = call.grad = call.counts = call.exact = call.float_metrics = {};
   call.sequence_weight = tensor(DType::f32, {4});
   call.sequence_kl_weight = tensor(DType::f32, {4});
   call.sequence_statistic = tensor(DType::f32, {4});

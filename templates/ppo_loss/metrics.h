@@ -6,11 +6,11 @@
 
 namespace rlk {
 
-RLK_INLINE void finish_figures(const long long* counts, const float* extremes, long long* to_counts,
-                               float* to_figures) {
+RLK_INLINE void finish_metrics(const long long* counts, const float* extremes, long long* to_counts,
+                               float* to_floats) {
   const long long active = counts[kCountActive];
   for (int i = 0; i < kNumCounts; ++i) to_counts[i] = counts[i];
-  float* const to = to_figures + kNumSums - 1;
+  float* const to = to_floats + kNumSums - 1;
   // Without an active token: neutral values, so that every metric is finite.
   to[kRatioMax] = active > 0 ? extremes[kRatioMax] : 1.0f;
   to[kRatioMin] = active > 0 ? -extremes[kRatioMin] : 1.0f;
