@@ -64,7 +64,7 @@ class Candidate:
     def refuses(self, spec: OpSpec, inputs: Inputs) -> str | None:
         """The argument that the adapter cannot pass on, or None."""
         known = self.adapter.options
-        names = [n for n in spec.arguments(inputs) if n in spec.options and n not in known]
+        names = [n for n in spec.arguments(inputs) if n in spec.defaults and n not in known]
         return names[0] if names else None
 
     def forward(self, spec: OpSpec, inputs: Inputs) -> Outcome:

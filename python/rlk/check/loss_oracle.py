@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policy losses in float64, from the formulas of docs/ppo_loss.md and nothing of rlk's.
+"""Policy losses in float64, from the formulas of docs/ppo_loss.md; of rlk are the defaults alone.
 
 A plain reading of the rules: where they say "selected", inactive tokens are left out of the arrays.
 """
@@ -12,44 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from rlk import _rules
+
 Array = Any  # NumPy arrays
 INF = float("inf")
 TIE = 4e-6  # relative distance from a threshold within which fp32 may decide otherwise
 
 DEFAULTS: Mapping[str, Any] = {
-    "policy_loss": "ppo",
-    "loss_reduction": "token_mean",
-    "eps_clip_low": 0.2,
-    "eps_clip_high": 0.2,
-    "use_dual_clip": False,
-    "clip_ratio_c": 3.0,
-    "delta": None,
-    "cispo_bounds": "1+eps",
-    "sapo_tau_pos": 1.0,
-    "sapo_tau_neg": 1.05,
-    "log_ratio_clamp": 20.0,
-    "gspo_log_ratio_clamp": 20.0,
-    "use_tis": False,
-    "tis_mode": "truncate",
-    "tis_level": "token",
-    "tis_imp_ratio_cap": 10.0,
-    "tis_imp_ratio_floor": 0.0,
-    "tis_log_clamp": 20.0,
-    "tis_overflow": "cap",
-    "kl_coef": 0.0,
-    "kl_estimator": "k3",
-    "kl_gradient": "pathwise",
-    "kl_weight": "one",
-    "kl_clamp": 20.0,
-    "kl_output_clamp": INF,
-    "kl_reduction": "policy",
-    "entropy_coef": 0.0,
-    "max_seq_len": None,
-    "samples_per_prompt": None,
-    "group_boundaries": None,
-    "global_tokens": None,
-    "global_sequences": None,
-    "global_groups": None,
+    **_rules.DEFAULTS,
+    **dict.fromkeys(("max_seq_len", "samples_per_prompt", "group_boundaries")),
+    **dict.fromkeys(("global_tokens", "global_sequences", "global_groups")),
 }
 
 

@@ -51,7 +51,7 @@ def rlk_candidate(
         "rlk",
         function,
         arrays,
-        spec.adapters["by_name"],
+        spec.own_adapter,
         backward,
         variant=variant,
         describe=describe,

@@ -27,7 +27,7 @@ def option_liveness(session: Session, case: Case) -> Measured:
             for inputs in (pair.without, pair.with_option)
         )
         names = without.keys() & changed.keys()
-        for name in names - set(spec.outputs) if pair.gradients_alone else names:
+        for name in names if pair.shows_in is None else names & set(pair.shows_in):
             if same_bits(without[name], changed[name]) is None:
                 raise Failure("option_dead", f"{pair.option} changes nothing in {name}")
     return {}

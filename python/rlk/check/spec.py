@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from rlk import jit
+from rlk._rules import DEFAULTS, WORDS
+
 from .case import Case, Inputs
 from .contract import Contract
 from .oracle import Bounded
-from .stored import Stored
+from .stored import Stored, of
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,13 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Liveness:
-    """Two inputs that differ in one option, which must change the result; where it asks for one
-    more output, the gradients alone."""
+    """Two inputs that differ in one option, which must change what both calls give: all of it, or
+    what `shows_in` names."""
 
     option: str
     without: Inputs
     with_option: Inputs
-    gradients_alone: bool = False
+    shows_in: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,52 @@ class Rejected:
     row: int
 
 
+def options_of(op: str) -> dict[str, Any]:
+    """The arguments that a call of rlk.jit's op may leave out, with their defaults: of its
+    signature, and of the table of rules where it takes any of these. None: the dialect's."""
+    function = getattr(jit, op)
+    parameters = inspect.signature(function).parameters.values()
+    found = {p.name: p.default for p in parameters if p.default is not p.empty}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        rules = sorted(function.__globals__["OPTIONS"])
+        found = {**{name: DEFAULTS.get(name) for name in rules}, **found}
+    del found["stream"]
+    return found
+
+
+def yes_or_no(text: str) -> bool:
+    if text not in ("True", "False"):
+        raise ValueError(f"expected True or False, got {text}")
+    return text == "True"
+
+
+def one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"expected one of {', '.join(allowed)}, got {text}")
+        return text
+
+    return parse
+
+
+def parser_of(name: str, default: Any) -> Callable[[str], Any]:
+    """Reads a value of an option from its text."""
+    if isinstance(default, bool):
+        return yes_or_no
+    if name in WORDS:
+        return one_of(*WORDS[name])
+    if isinstance(default, (float, str)):
+        return type(default)
+    return int if name.startswith(("max_", "samples_", "global_", "ddof", "ignore_")) else float
+
+
 class OpSpec(ABC):
     """An op as the checker sees it. docs/checking.md walks through one."""
 
     name: str
+    mask = "mask"  # the argument that tells active rows
     op_class: str  # of the contract; its gradients use op_class + "_grad"
-    options: tuple[str, ...]  # arguments that a case may leave out
+    defaults: Mapping[str, Any]  # of the arguments that a call may leave out: rlk.jit's own
     outputs: tuple[str, ...]  # the first is always there; see outputs_of
     output_options: frozenset[str] = frozenset()  # arguments that ask for the others
     grad_arguments: Mapping[str, str]  # output -> argument of `backward` for its gradient
@@ -85,12 +129,31 @@ class OpSpec(ABC):
         "skipping",
         "layout",
     )
-    adapters: Mapping[str, Adapter]
+    #: Options that no candidate but rlk's own is called with.
+    rlk_alone: frozenset[str] = frozenset({"dialect", "cu_seqlens", "ref_logps"})
+    more_adapters: Mapping[str, Adapter] = {}
+    adapters: Mapping[str, Adapter]  # these, and `by_name`
+    own_adapter: Adapter  # of rlk
     torch_reference: Callable[..., Any]  # the op as a PyTorch user writes it: candidate `torch`
 
-    @abstractmethod
+    def __init_subclass__(cls) -> None:
+        cls.defaults = options_of(cls.name)
+
+        def call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+            return cls.outputs_from(function(**arguments))
+
+        cls.own_adapter = Adapter(call, frozenset(cls.defaults))
+        by_name = Adapter(call, cls.own_adapter.options - cls.rlk_alone)
+        cls.adapters = {"by_name": by_name, **cls.more_adapters}
+
+    @staticmethod
+    def outputs_from(result: Any) -> Any:
+        """The output, or outputs, of what rlk.jit's op returns."""
+        return result
+
     def plain_options(self, kind: str) -> Sequence[Mapping[str, Any]]:
         """The option sets of a single case that names none."""
+        return ({},)
 
     @abstractmethod
     def build(self, case: Case) -> Inputs:
@@ -138,21 +201,44 @@ class OpSpec(ABC):
     def needs(self, inputs: Inputs) -> tuple[str, ...]:
         """The inputs that have a gradient here."""
 
-    @abstractmethod
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
         """What a candidate is called with: arguments at their default are left out."""
 
-    @abstractmethod
+        def is_default(name: str, value: Any) -> bool:
+            defaults = self.defaults
+            return name in defaults and not isinstance(value, Stored) and value == defaults[name]
+
+        return {k: v for k, v in inputs.values.items() if not is_default(k, v)}
+
+    def with_garbage(self, inputs: Inputs, where: np.ndarray, rng: np.random.Generator) -> Inputs:
+        """Anything in the rows `where` (flat, bool), which the mask says are inactive."""
+        raise NotImplementedError(f"{self.name} has no mask")
+
     def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
         """The same rows with inactive rows of garbage around them (lead becomes one dimension)."""
+        rows = inputs.num_rows
+        padded = inputs.rows(np.arange(-before, rows + after).clip(0, rows - 1))
+        padding = np.ones(before + rows + after, bool)
+        padding[before : before + rows] = False
+        masked = self._masked(padded, self.active(padded) & ~padding)
+        return self.with_garbage(masked, padding, np.random.default_rng(0))
 
-    @abstractmethod
     def scrambled(self, inputs: Inputs, rng: np.random.Generator) -> Inputs:
         """The same active rows with other content in the inactive ones."""
+        active = self.active(inputs)
+        masked = self._masked(inputs.rows(np.arange(inputs.num_rows)), active)
+        return self.with_garbage(masked, ~active, rng)
 
-    @abstractmethod
     def without_skipping(self, inputs: Inputs) -> Inputs:
         """The same rows, said in the way that skips nothing."""
+        dense = inputs.rows(np.flatnonzero(self.active(inputs)))
+        names = tuple(name for name in dense.row_names if name != self.mask)
+        skipping = dense.values.keys() & {self.mask, "ignore_index"}
+        return Inputs({**dense.values, **dict.fromkeys(skipping)}, dense.lead, names)
+
+    def _masked(self, inputs: Inputs, active: np.ndarray) -> Inputs:
+        names = dict.fromkeys((*inputs.row_names, self.mask))
+        return Inputs({**inputs.values, self.mask: of(active, "bool")}, inputs.lead, tuple(names))
 
     @abstractmethod
     def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:

@@ -8,18 +8,22 @@ from typing import Any
 
 import numpy as np
 
+from rlk._rules import advantage_rules
+
 from ..case import Case, Inputs
 from ..contract import Contract
 from ..oracle import Bounded
-from ..spec import Adapter, Expected, Liveness, OpSpec, Rejected
+from ..spec import Expected, Liveness, OpSpec, Rejected, parser_of
 from ..stored import LAYOUTS, Stored, of
 
-DEFAULTS: Mapping[str, Any] = {
-    "normalize": "std",
-    "ddof": 1,
-    "eps": 1e-6,
-    "eps_mode": "add",
-    "group_of_one": "zero",
+DEFAULTS: Mapping[str, Any] = vars(advantage_rules("rlk"))
+# A value of an option that must show, and what else both calls say.
+LIVE: Mapping[str, tuple[Any, dict[str, Any]]] = {
+    "dialect": ("rl_kernel", {}),
+    "normalize": ("rloo", {}),
+    "ddof": (0, {}),
+    "eps": (0.5, {}),
+    "eps_mode": ("max", {"eps": 0.5}),
 }
 KINDS = {
     "random": "normal rewards",
@@ -36,7 +40,6 @@ class GroupAdvantages(OpSpec):
 
     name = "group_advantages"
     op_class = "advantages"
-    options = tuple(DEFAULTS)
     outputs = ("advantages",)
     grad_arguments: Mapping[str, str] = {}
     differentiable = ()
@@ -56,21 +59,12 @@ class GroupAdvantages(OpSpec):
         {"samples": 1, "group_of_one": "reward"},
     )
     option_values = {
-        "normalize": str,
-        "ddof": int,
-        "eps": float,
-        "eps_mode": str,
-        "group_of_one": str,
+        **{name: parser_of(name, default) for name, default in DEFAULTS.items()},
         "samples": int,
     }
+    rlk_alone = OpSpec.rlk_alone | {"group_boundaries"}
     transforms = ("batch_size", "row_position", "micro_batches", "determinism")
-    adapters: Mapping[str, Adapter] = {
-        "by_name": Adapter(lambda function, a: function(**a), frozenset(DEFAULTS))
-    }
     torch_reference = staticmethod(lambda **arguments: torch_group_advantages(**arguments))
-
-    def plain_options(self, kind: str) -> Sequence[Mapping[str, Any]]:
-        return ({},)
 
     def build(self, case: Case) -> Inputs:
         rng, samples = case.rng("rewards"), int(case.options.get("samples", 8))
@@ -105,8 +99,10 @@ class GroupAdvantages(OpSpec):
         return ()
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        found = {k: v for k, v in inputs.values.items() if k == "rewards" or v != DEFAULTS[k]}
-        return {**found, "samples_per_prompt": inputs["rewards"].shape[-1]}
+        found = {k: v for k, v in inputs.values.items() if DEFAULTS.get(k, None) != v}
+        if "group_boundaries" not in found:
+            found.setdefault("samples_per_prompt", inputs["rewards"].shape[-1])
+        return found
 
     def expected(
         self, case: Case, inputs: Inputs, contract: Contract, arch: str | None
@@ -144,15 +140,6 @@ class GroupAdvantages(OpSpec):
     ) -> Mapping[str, Bounded]:
         return {}
 
-    def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
-        raise NotImplementedError("groups have no mask")
-
-    def scrambled(self, inputs: Inputs, rng: np.random.Generator) -> Inputs:
-        raise NotImplementedError("groups have no mask")
-
-    def without_skipping(self, inputs: Inputs) -> Inputs:
-        return inputs
-
     def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
         base = _case(dtype, (5,), seed=seed)
         found = [base.but(kind=kind) for kind in KINDS]
@@ -172,13 +159,18 @@ class GroupAdvantages(OpSpec):
         return [_case(dtype, (130,), seed=seed)]
 
     def liveness(self, case: Case) -> list[Liveness]:
-        base = self.build(case.but(kind="random", options={}))
-        changed = {"normalize": "rloo", "ddof": 0, "eps": 0.5}
+        found = []
+        for name, (value, more) in LIVE.items():
+            base = self.build(case.but(kind="random", options={})).but(**more)
+            found.append(Liveness(name, base, base.but(**{name: value})))
+        base = self.build(case.but(kind="random", options={"samples": 8}))
+        half = base.but(samples_per_prompt=4)
+        count = base["rewards"].raw().size
+        uneven = of(np.unique([*range(0, count, 5), count]), "int64")
+        found.append(Liveness("samples_per_prompt", base, half))
+        found.append(Liveness("group_boundaries", base, base.but(group_boundaries=uneven)))
         alone = self.build(case.but(kind="random", options={"samples": 1}))
-        pairs = [Liveness(name, base, base.but(**{name: v})) for name, v in changed.items()]
-        large = base.but(eps=0.5)
-        pairs.append(Liveness("eps_mode", large, large.but(eps_mode="max")))
-        return [*pairs, Liveness("group_of_one", alone, alone.but(group_of_one="reward"))]
+        return [*found, Liveness("group_of_one", alone, alone.but(group_of_one="reward"))]
 
     def rejected(self, case: Case) -> list[Rejected]:
         return []

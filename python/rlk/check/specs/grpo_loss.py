@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,24 +14,15 @@ from .. import loss_oracle
 from ..case import Case, Inputs
 from ..contract import Contract
 from ..oracle import Bounded, LinearLogprob, LogitRows, linear_logprob
-from ..spec import Adapter, Expected, Liveness, OpSpec, Rejected
+from ..spec import Expected, Liveness, OpSpec, Rejected, options_of, parser_of
 from ..stored import LAYOUTS, Stored, encode, of, of_raw
+from . import group_advantages, ppo_loss_inputs
+from . import linear_logp_inputs as logits
+from .linear_logp import wild_ids
 from .logp import torch_logp
 from .ratio_kl import logits_gradient
 
 Array = Any  # NumPy arrays
-DEFAULTS: Mapping[str, Any] = {
-    "beta": 0.04,
-    "clip_eps": 0.2,
-    "loss_reduction": "token_mean",
-    "kl_estimator": "k3",
-    "kl_gradient": "pathwise",
-    "use_dual_clip": False,
-    "normalize": "std",
-    "temperature": 1.0,
-    "softcap": None,
-    "ignore_index": -100,
-}
 ROWS = ("policy_logits", "ref_logits", "action_ids", "old_logps", "rewards", "completion_mask")
 KINDS = {
     "random": "log-ratios of standard deviation 0.3, ragged masks",
@@ -53,20 +44,10 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
     {"beta": 0.5, "kl_estimator": "k2", "loss_reduction": "sequence_mean"},
     {"beta": 0.5, "kl_gradient": "unbiased"},
     {"use_dual_clip": True, "normalize": "center"},
-    {"temperature": 0.7, "softcap": 3.0},
+    {"temperature": 0.7, "softcap": 3.0, "logit_scale": 0.5},
     {"samples": 6, "loss_reduction": "token_sum"},
     {"ignored": 0.3},
 )
-LIVE: Mapping[str, Any] = {
-    "beta": 0.5,
-    "clip_eps": 0.02,
-    "loss_reduction": "sequence_mean",
-    "kl_estimator": "k1",
-    "kl_gradient": "unbiased",
-    "normalize": "center",
-    "temperature": 0.5,
-    "softcap": 1.0,
-}
 
 
 @dataclass(frozen=True)
@@ -83,8 +64,8 @@ class GrpoLoss(OpSpec):
     """sum of w (max(-A r, -A clip(r)) + beta k), and its two terms."""
 
     name = "grpo_loss"
+    mask = "completion_mask"
     op_class = "reduction"
-    options = tuple(DEFAULTS)
     outputs = ("loss", "policy_loss", "kl")
     grad_arguments: Mapping[str, str] = {"loss": "grad_output"}
     differentiable = ("policy_logits",)
@@ -97,23 +78,17 @@ class GrpoLoss(OpSpec):
     adversarial = tuple(kind for kind in KINDS if kind not in ("random", "benchmark", "constant"))
     option_sets = OPTION_SETS
     option_values: Mapping[str, Callable[[str], Any]] = {
-        **{k: type(v) for k, v in DEFAULTS.items() if isinstance(v, (float, str))},
-        "use_dual_clip": lambda text: text == "True",
-        "softcap": float,
-        "ignore_index": int,
+        **{name: parser_of(name, value) for name, value in options_of("grpo_loss").items()},
         "ignored": float,
         "samples": int,
         "mask": str,
     }
+    rlk_alone = OpSpec.rlk_alone.union(loss_oracle.DEFAULTS, group_advantages.DEFAULTS).difference(
+        ("group_boundaries", "samples_per_prompt"), *OPTION_SETS
+    )
     # Rows of one group hang together: no subset or order of rows keeps theirs.
     transforms = ("padding", "determinism", "layout")
-    adapters: Mapping[str, Adapter] = {
-        "by_name": Adapter(lambda function, a: function(**a), frozenset(DEFAULTS))
-    }
     torch_reference = staticmethod(lambda **arguments: torch_grpo_loss(**arguments))
-
-    def plain_options(self, kind: str) -> Sequence[Mapping[str, Any]]:
-        return ({},)
 
     def build(self, case: Case) -> Inputs:
         rng, o = case.rng("tokens"), case.options
@@ -147,7 +122,7 @@ class GrpoLoss(OpSpec):
             ids.reshape(-1)[0] = 0
             policy.reshape(-1)[0] = np.nan
         layout = "contiguous" if case.layout == "expanded" else case.layout
-        stored: dict[str, Any] = {k: o.get(k, v) for k, v in DEFAULTS.items()}
+        stored: dict[str, Any] = {k: o.get(k, v) for k, v in self.defaults.items()}
         stored |= {
             "policy_logits": of(policy, case.dtype, layout),
             "ref_logits": of(ref, case.dtype, layout),
@@ -177,12 +152,6 @@ class GrpoLoss(OpSpec):
 
     def needs(self, inputs: Inputs) -> tuple[str, ...]:
         return self.differentiable
-
-    def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        def is_default(name: str, value: Any) -> bool:
-            return name in DEFAULTS and not isinstance(value, Stored) and value == DEFAULTS[name]
-
-        return {k: v for k, v in inputs.values.items() if not is_default(k, v)}
 
     def expected(
         self, case: Case, inputs: Inputs, contract: Contract, arch: str | None
@@ -279,29 +248,57 @@ class GrpoLoss(OpSpec):
         return [_case(dtype, 8, 7, 130, seed), _case(dtype, 8, 7, 130, seed).but(kind="garbage")]
 
     def liveness(self, case: Case) -> list[Liveness]:
-        base = self.build(case.but(kind="random", options={}))
-        half = np.broadcast_to(
-            np.arange(base["action_ids"].shape[1]) % 2 == 0, base["action_ids"].shape
+        sizes = {**case.sizes, "length": 40}
+        base = self.build(case.but(kind="random", lead=(6,), sizes=sizes, options={"samples": 3}))
+        old, shape = base["old_logps"].values(), base["action_ids"].shape
+        noise = 0.3 * case.rng("rollout").normal(size=shape)
+        base = base.but(rollout_logprobs=of(old + noise, "float32"))
+
+        def built(**options: Any) -> Inputs:
+            return base.but(**{{"kl_coef": "beta"}.get(k, k): v for k, v in options.items()})
+
+        odd = of(np.arange(old.size).reshape(shape) % 2, "bool")
+        own: dict[str, dict[str, Any]] = {
+            "beta": {"beta": 0.5},
+            "clip_eps": {"clip_eps": 0.02},
+            "completion_mask": {"completion_mask": odd},
+            "ignore_index": {"ignore_index": int(base["action_ids"].raw()[0, 0])},
+            "ref_logps": {"ref_logits": None, "ref_logps": of(old + 1.0, "float32")},
+            **{name: {name: value} for name, value in logits.LIVE.items()},
+        }
+        pairs = {name: (base, change) for name, change in own.items()}
+        for name, (value, more) in group_advantages.LIVE.items():
+            pairs[name] = base.but(**more), {name: value}
+        pairs["group_of_one"] = base.but(samples_per_prompt=1), {"group_of_one": "reward"}
+        packed = base.but(
+            loss_reduction="sequence_mean",
+            **{n: _flat(base[n]) for n in ROWS if n != "rewards"},
+            rollout_logprobs=None,
         )
-        first = int(base["action_ids"].raw()[0, 0])
-        changed = {name: base.but(**{name: value}) for name, value in LIVE.items()}
-        changed["completion_mask"] = base.but(completion_mask=of(half.copy(), "bool"))
-        every = base.but(completion_mask=None)
-        pairs = [Liveness(name, base, with_it, True) for name, with_it in changed.items()]
-        return [*pairs, Liveness("ignore_index", every, every.but(ignore_index=first), True)]
+        even, uneven = (
+            of(np.array(starts), "int64")
+            for starts in (range(0, old.size + 1, shape[1]), [0, 1, 3, 6, 10, 20, old.size])
+        )
+        pairs["cu_seqlens"] = packed.but(cu_seqlens=even), {"cu_seqlens": uneven}
+        return [
+            *ppo_loss_inputs.liveness(self, built, "old_logps"),
+            *(Liveness(n, a, a.but(**b), self.differentiable) for n, (a, b) in pairs.items()),
+        ]
 
     def rejected(self, case: Case) -> list[Rejected]:
         base = self.build(case.but(kind="random", options={"mask": "none"}))
-        found = []
-        for label, value in {"V": case.sizes["vocab"], "-1": -1, "2^63-1": 2**63 - 1}.items():
-            ids = np.array(base["action_ids"].raw())
-            ids.reshape(-1)[ids.size // 2] = value
-            found.append(Rejected(f"id {label}", base.but(action_ids=of_raw(ids, "int64")), 0))
-        return found
+        bad = wild_ids(base, "action_ids", case.sizes["vocab"])
+        return [replace(one, row=0) for one in bad]  # outputs are one number each
 
 
 def _case(dtype: str, rows: int, length: int, vocab: int, seed: int = 0) -> Case:
     return Case("grpo_loss", dtype, (rows,), {"length": length, "vocab": vocab}, seed=seed)
+
+
+def _flat(tokens: Stored) -> Stored:
+    """Tokens [B, T, ...] as [B * T, ...]."""
+    raw = tokens.raw()
+    return of_raw(raw.reshape(-1, *raw.shape[2:]), tokens.dtype)
 
 
 def _log_softmax(x: Array) -> Array:
@@ -328,7 +325,7 @@ def _log_probs(
         inputs["action_ids"].values()[active].astype(np.int64),
         np.full(int(active.sum()), float(np.float32(inputs["temperature"]))),
         None if softcap is None else float(np.float32(softcap)),
-        1.0,
+        float(np.float32(inputs["logit_scale"])),
     )
     return rows, linear_logprob(rows, c)
 
@@ -344,7 +341,7 @@ def _advantages(inputs: Inputs) -> Array:
         x = rewards[first:last]
         if (x == x[0]).all():
             continue
-        below = x.std(ddof=1) + 1e-6 if inputs["normalize"] == "std" else 1.0
+        below = x.std(ddof=1) + 1e-6 if inputs["normalize"] in (None, "std") else 1.0
         found[first:last] = (x - x.mean()) / below
     return found
 
@@ -368,7 +365,10 @@ def _loss(
     full, far = np.zeros(active.shape), np.zeros(active.shape)
     full[active] = policy.logp + side * np.where(np.isfinite(policy.logp), policy.bound, 0.0)
     far[active] = ref.logp - side * np.where(np.isfinite(ref.logp), ref.bound, 0.0)
-    o = {k: inputs[k] for k in ("loss_reduction", "kl_estimator", "kl_gradient", "use_dual_clip")}
+    o = {name: inputs[name] for name in loss_oracle.DEFAULTS.keys() & inputs.values.keys()}
+    del o["group_boundaries"], o["samples_per_prompt"]  # of the advantages
+    if inputs["clip_eps"] is not None:
+        o |= dict.fromkeys(("eps_clip_low", "eps_clip_high"), inputs["clip_eps"])
     return loss_oracle.ppo_loss(
         full,
         inputs["old_logps"].values(),
@@ -376,8 +376,6 @@ def _loss(
         active,
         ref_log_probs=far,
         kl_coef=beta,
-        eps_clip_low=inputs["clip_eps"],
-        eps_clip_high=inputs["clip_eps"],
         **o,
     )
 

@@ -18,16 +18,6 @@ from . import linear_logp_inputs as draw
 from . import linear_logp_suite as cases
 
 ROW_INPUTS = ("hidden", "target", "temperature", "mask")
-DEFAULTS = {
-    "bias": None,
-    "temperature": 1.0,
-    "softcap": None,
-    "logit_scale": 1.0,
-    "mask": None,
-    "ignore_index": -100,
-    "return_entropy": False,
-    "return_lse": False,
-}
 
 
 class LinearLogp(OpSpec):
@@ -36,12 +26,11 @@ class LinearLogp(OpSpec):
 
     name = "linear_logp"
     op_class = "linear_logprob"
-    options = tuple(DEFAULTS)
     outputs: tuple[str, ...] = ("logp", "entropy", "lse")
     output_options = frozenset({"return_entropy", "return_lse"})
     grad_arguments = {"logp": "grad_output", "entropy": "grad_entropy", "lse": "grad_lse"}
     row_inputs: tuple[str, ...] = ROW_INPUTS
-    defaults: Mapping[str, Any] = DEFAULTS
+    ids = "target"
     differentiable: tuple[str, ...] = ("hidden", "weight", "bias")
     axes = {
         "logp": (),
@@ -57,8 +46,7 @@ class LinearLogp(OpSpec):
     forward_only = draw.FORWARD_ONLY
     option_sets = draw.OPTION_SETS
     option_values = draw.OPTION_VALUES
-    adapters = {
-        "by_name": Adapter(lambda function, a: function(**a), frozenset(DEFAULTS)),
+    more_adapters: Mapping[str, Adapter] = {
         "cross_entropy": Adapter(
             # Liger's order: (weight, hidden, target, bias) -> -log p, nothing ignored.
             lambda function, a: -function(a["weight"], a["hidden"], a["target"], a.get("bias")),
@@ -96,13 +84,6 @@ class LinearLogp(OpSpec):
 
     def needs(self, inputs: Inputs) -> tuple[str, ...]:
         return self.differentiable if inputs["bias"] is not None else ("hidden", "weight")
-
-    def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        def is_default(name: str, value: Any) -> bool:
-            defaults = self.defaults
-            return name in defaults and not isinstance(value, Stored) and value == defaults[name]
-
-        return {k: v for k, v in inputs.values.items() if not is_default(k, v)}
 
     def oracle(
         self, case: Case, inputs: Inputs, active: np.ndarray, c: Mapping[str, float]
@@ -158,24 +139,8 @@ class LinearLogp(OpSpec):
         exact["hidden"] = Bounded(*spread)
         return {name: exact[name] for name in needs}
 
-    def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
-        rows = inputs.num_rows
-        padded = inputs.rows(np.arange(-before, rows + after).clip(0, rows - 1))
-        padding = np.ones(before + rows + after, bool)
-        padding[before : before + rows] = False
-        mask = self.active(padded) & ~padding
-        return draw.with_garbage(padded.but(mask=of(mask, "bool")), padding, self.row_inputs)
-
-    def scrambled(self, inputs: Inputs, rng: np.random.Generator) -> Inputs:
-        active = self.active(inputs)
-        masked = inputs.rows(np.arange(inputs.num_rows)).but(mask=of(active, "bool"))
-        return draw.with_garbage(masked, ~active, self.row_inputs, rng)
-
-    def without_skipping(self, inputs: Inputs) -> Inputs:
-        dense = inputs.rows(np.flatnonzero(self.active(inputs)))
-        row_names = tuple(name for name in dense.row_names if name != "mask")
-        values = {**dense.values, "mask": None, "ignore_index": None}
-        return Inputs(values, dense.lead, row_names)
+    def with_garbage(self, inputs: Inputs, where: np.ndarray, rng: np.random.Generator) -> Inputs:
+        return draw.with_garbage(inputs, where, self.row_inputs, rng)
 
     def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
         return cases.suite(dtype, specialized, seed)
@@ -193,33 +158,22 @@ class LinearLogp(OpSpec):
         half = np.arange(rows) % 2 == 0
         first = int(flat_rows(base["target"], len(base.lead))[0])
         changed = {
-            **({"bias": base.but(bias=of(ramp, case.dtype))} if "bias" in self.options else {}),
-            "temperature": base.but(temperature=0.5),
-            "softcap": base.but(softcap=1.0),
-            "logit_scale": base.but(logit_scale=0.5),
+            **({"bias": base.but(bias=of(ramp, case.dtype))} if "bias" in self.defaults else {}),
+            **{name: base.but(**{name: value}) for name, value in draw.LIVE.items()},
             "mask": base.but(mask=of(half.reshape(base.lead), "bool")),
             "ignore_index": base.but(ignore_index=first),
         }
         per_row = base.but(temperature=of(np.full(base.lead, 0.5), "float32"))
         pairs = [Liveness(name, base, inputs) for name, inputs in changed.items()]
-        pairs.append(Liveness("temperature a row", base, per_row))
+        pairs.append(Liveness("temperature", base, per_row))
         for name in ("return_entropy", "return_lse"):
             asked = base.but(**{name: True})
-            pairs.append(Liveness(f"gradient of {name}", base, asked, gradients_alone=True))
+            pairs.append(Liveness(name, base, asked, self.differentiable))
         return pairs
 
     def rejected(self, case: Case) -> list[Rejected]:
         base = self.build(case.but(kind="random", options={"ignored": 0}))
-        vocab = case.sizes["vocab"]
-        row = base.num_rows // 2
-        valid = int(flat_rows(base["target"], len(base.lead))[row])
-        bad = {"V": vocab, "-1": -1, "2^31": 2**31, "2^32+id": 2**32 + valid, "2^63-1": 2**63 - 1}
-        found = []
-        for label, value in bad.items():
-            target = np.array(base["target"].raw())
-            target.reshape(-1)[row] = value
-            found.append(Rejected(f"target {label}", base.but(target=of_raw(target, "int64")), row))
-        return found
+        return wild_ids(base, self.ids, case.sizes["vocab"])
 
     def rules(self) -> Mapping[str, Callable[..., dict[str, Any]]]:
         return {
@@ -229,6 +183,19 @@ class LinearLogp(OpSpec):
             "shift": rules.bias_shift,
             "outputs_beside": rules.linear_outputs_beside,
         }
+
+
+def wild_ids(inputs: Inputs, name: str, vocab: int) -> list[Rejected]:
+    """The inputs with one id outside the vocabulary."""
+    place, found = inputs[name].raw().size // 2, []
+    valid = int(inputs[name].raw().reshape(-1)[place])
+    bad = {"V": vocab, "-1": -1, "2^31": 2**31, "2^32+id": 2**32 + valid, "2^63-1": 2**63 - 1}
+    for label, value in bad.items():
+        ids = np.array(inputs[name].raw(), np.int64)
+        ids.reshape(-1)[place] = value
+        row = place * inputs.num_rows // ids.size
+        found.append(Rejected(f"{name} {label}", inputs.but(**{name: of_raw(ids, "int64")}), row))
+    return found
 
 
 def linear_rows(inputs: Inputs, active: np.ndarray) -> LinearRows:

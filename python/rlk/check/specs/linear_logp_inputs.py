@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..case import Case, Inputs
+from ..spec import one_of, yes_or_no
 from ..stored import Stored, encode, of
 
 KINDS = {
@@ -54,13 +55,8 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
 )
 
 
-def _one_of(*allowed: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in allowed:
-            raise ValueError(f"expected one of {', '.join(allowed)}, got {text}")
-        return text
-
-    return parse
+# A value of each number that must show in every result.
+LIVE: Mapping[str, Any] = {"temperature": 0.5, "softcap": 1.0, "logit_scale": 0.5}
 
 
 def _temperature(text: str) -> float | str:
@@ -83,12 +79,6 @@ def _number(text: str, least: float, expected: str) -> float:
     return value
 
 
-def _yes_or_no(text: str) -> bool:
-    if text not in ("True", "False"):
-        raise ValueError(f"expected True or False, got {text}")
-    return text == "True"
-
-
 def _ignore_index(text: str) -> int | None:
     try:
         return None if text in ("none", "None") else int(text)
@@ -99,14 +89,14 @@ def _ignore_index(text: str) -> int | None:
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 # A value of an option from its text, as a case prints it.
 OPTION_VALUES: Mapping[str, Callable[[str], Any]] = {
-    "bias": _one_of("none", "same", "float32"),
+    "bias": one_of("none", "same", "float32"),
     "temperature": _temperature,
     "softcap": lambda text: _number(text, 0.0, "a number above 0"),
     "logit_scale": lambda text: _number(text, -np.inf, "a number"),
-    "return_entropy": _yes_or_no,
-    "return_lse": _yes_or_no,
-    "mask": _one_of("bool", *INTEGERS, "float32", "float16"),
-    "target": _one_of(*INTEGERS),
+    "return_entropy": yes_or_no,
+    "return_lse": yes_or_no,
+    "mask": one_of("bool", *INTEGERS, "float32", "float16"),
+    "target": one_of(*INTEGERS),
     "ignore_index": _ignore_index,
 }
 

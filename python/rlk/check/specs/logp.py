@@ -12,13 +12,11 @@ from .. import rules
 from ..case import Case, Inputs, flat_rows
 from ..contract import Contract
 from ..oracle import Bounded, LinearLogprob, LogitRows, linear_logprob, logit_gradient
-from ..spec import Adapter, Expected, Liveness
+from ..spec import Adapter, Expected
 from ..stored import LAYOUTS, Stored, decode
 from . import linear_logp_inputs as draw
-from .linear_logp import DEFAULTS as LINEAR_DEFAULTS
 from .linear_logp import LinearLogp, spread_rows, torch_linear_logp
 
-DEFAULTS = {name: value for name, value in LINEAR_DEFAULTS.items() if name != "bias"}
 OPTION_SETS = tuple({k: v for k, v in o.items() if k != "bias"} for o in draw.OPTION_SETS)
 # (lead, V): sizes around the leaves of 128 and 192 and around vector widths, odd, no rows.
 SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (
@@ -44,15 +42,12 @@ class Logp(LinearLogp):
     name = "logp"
     op_class = "logprob"
     row_inputs = ("logits", "target", "temperature", "mask")
-    defaults: Mapping[str, Any] = DEFAULTS
-    options = tuple(DEFAULTS)
     differentiable = ("logits",)
     axes = {"logp": (), "entropy": (), "lse": (), "logits": ("vocab",)}
     row_outputs: tuple[str, ...] = ("logp", "entropy", "lse", "logits")
     option_sets = OPTION_SETS
     option_values = {k: v for k, v in draw.OPTION_VALUES.items() if k != "bias"}
-    adapters = {
-        "by_name": Adapter(lambda function, a: function(**a), frozenset(DEFAULTS)),
+    more_adapters: Mapping[str, Adapter] = {
         "cross_entropy": Adapter(
             # (logits, target) -> -log p, nothing ignored.
             lambda function, a: -function(a["logits"], a["target"]),
@@ -118,9 +113,6 @@ class Logp(LinearLogp):
         options = {k: v for k, v in linear.options.items() if k != "bias"}
         vocab, kind = linear.sizes["vocab"], linear.kind
         return _case(linear.dtype, linear.lead, vocab, kind, linear.layout, options, seed)
-
-    def liveness(self, case: Case) -> list[Liveness]:
-        return [pair for pair in super().liveness(case) if pair.option != "bias"]
 
     def rules(self) -> Mapping[str, Callable[..., dict[str, Any]]]:
         return {

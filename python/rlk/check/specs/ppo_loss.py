@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+
+from rlk._loss_options import SWITCHES
 
 from .. import loss_oracle
 from ..case import Case, Inputs, flat_rows
@@ -20,15 +22,14 @@ from . import ppo_loss_inputs as draw
 
 DEFAULTS = loss_oracle.DEFAULTS
 TENSORS = ("log_probs", "old_log_probs", "advantages", "loss_mask", "loss_weights")
-MORE = ("rollout_logprobs", "ref_log_probs", "entropy")  # read with their switches alone
 
 
 class PpoLoss(OpSpec):
     """sum of w (rho l + beta k) - w c_H H over active tokens, and the share of clipped ones."""
 
     name = "ppo_loss"
+    mask = "loss_mask"
     op_class = "reduction"
-    options = (*DEFAULTS, "loss_mask", "loss_weights", *MORE)
     outputs = ("loss", "clip_ratio")
     grad_arguments: Mapping[str, str] = {"loss": "grad_output"}
     differentiable = ("log_probs", "entropy")
@@ -43,8 +44,7 @@ class PpoLoss(OpSpec):
     adversarial = draw.ADVERSARIAL
     option_sets = draw.OPTION_SETS
     option_values = draw.OPTION_VALUES
-    adapters: Mapping[str, Adapter] = {
-        "by_name": Adapter(lambda function, a: _loss_and_ratio(function(**a)), frozenset(options)),
+    more_adapters: Mapping[str, Adapter] = {
         # SkyRL's order: (loss, clip_ratio) of plain arguments.
         "fused_ppo_loss": Adapter(
             lambda function, a: function(**a),
@@ -64,8 +64,12 @@ class PpoLoss(OpSpec):
     }
     torch_reference = staticmethod(lambda **arguments: torch_ppo_loss(**arguments))
 
-    def plain_options(self, kind: str) -> Sequence[Mapping[str, Any]]:
-        return ({},)
+    @staticmethod
+    def outputs_from(result: Any) -> Any:
+        """rlk's (loss, metrics) as (loss, clip_ratio)."""
+        if isinstance(result, tuple) and len(result) == 2 and hasattr(result[1], "clip_ratio"):
+            return result[0], result[1].clip_ratio
+        return result
 
     def build(self, case: Case) -> Inputs:
         return draw.build(case)
@@ -85,12 +89,8 @@ class PpoLoss(OpSpec):
         return self.differentiable if inputs["entropy_coef"] != 0 else ("log_probs",)
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        def is_default(name: str, value: Any) -> bool:
-            return value is None or (not isinstance(value, Stored) and value == DEFAULTS.get(name))
-
-        found = {k: v for k, v in inputs.values.items() if not is_default(k, v)}
-        switches = {"rollout_logprobs": "use_tis", "ref_log_probs": "kl_coef"}
-        for tensor, switch in {**switches, "entropy": "entropy_coef"}.items():
+        found = {k: v for k, v in super().arguments(inputs).items() if v is not None}
+        for tensor, switch in SWITCHES.items():
             if not inputs[switch]:
                 found.pop(tensor, None)
         return found
@@ -137,23 +137,8 @@ class PpoLoss(OpSpec):
             found[name] = Bounded(exact[name], np.where(answer.ties, np.inf, bound))
         return found
 
-    def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
-        rows = inputs.num_rows
-        padded = inputs.rows(np.arange(-before, rows + after).clip(0, rows - 1))
-        padding = np.ones(before + rows + after, bool)
-        padding[before : before + rows] = False
-        mask = self.active(padded) & ~padding
-        return draw.with_garbage(_masked(padded, mask), padding, np.random.default_rng(0))
-
-    def scrambled(self, inputs: Inputs, rng: np.random.Generator) -> Inputs:
-        active = self.active(inputs)
-        rows = inputs.rows(np.arange(inputs.num_rows))
-        return draw.with_garbage(_masked(rows, active), ~active, rng)
-
-    def without_skipping(self, inputs: Inputs) -> Inputs:
-        dense = inputs.rows(np.flatnonzero(self.active(inputs)))
-        row_names = tuple(name for name in dense.row_names if name != "loss_mask")
-        return Inputs({**dense.values, "loss_mask": None}, dense.lead, row_names)
+    def with_garbage(self, inputs: Inputs, where: np.ndarray, rng: np.random.Generator) -> Inputs:
+        return draw.with_garbage(inputs, where, rng)
 
     def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
         return draw.suite(dtype, specialized, seed)
@@ -171,12 +156,13 @@ class PpoLoss(OpSpec):
         ]
 
     def liveness(self, case: Case) -> list[Liveness]:
-        found = []
-        for name, (value, switch) in draw.LIVE.items():
-            options = {**switch, "loss_weights": False}
-            base = self.build(case.but(kind="random", lead=(6, 37), options=options))
-            found.append(Liveness(name, base, base.but(**{name: value}), True))
-        return found
+        def built(**options: Any) -> Inputs:
+            return self.build(case.but(kind="random", lead=(6, 37), options=options))
+
+        packed = self.build(case.but(kind="random", lead=(222,), options=draw.SEQUENCES))
+        starts = packed.but(cu_seqlens=of(np.array([0, 100, 222]), "int64"))
+        pairs = draw.liveness(self, built, "old_log_probs")
+        return [*pairs, Liveness("cu_seqlens", packed, starts, self.differentiable)]
 
     def rejected(self, case: Case) -> list[Rejected]:
         return []
@@ -213,22 +199,10 @@ def any_order(session: Session, case: Case) -> dict[str, Any]:
     return {}
 
 
-def _masked(inputs: Inputs, mask: np.ndarray) -> Inputs:
-    names = dict.fromkeys((*inputs.row_names, "loss_mask"))
-    return Inputs({**inputs.values, "loss_mask": of(mask, "bool")}, inputs.lead, tuple(names))
-
-
 def _answer(inputs: Inputs) -> loss_oracle.LossAnswer:
     values = {k: v.values() if isinstance(v, Stored) else v for k, v in inputs.values.items()}
     first = [values.pop(name) for name in TENSORS[:4]]
     return loss_oracle.ppo_loss(*first, **values)
-
-
-def _loss_and_ratio(result: Any) -> Any:
-    """rlk's (loss, metrics) as (loss, clip_ratio)."""
-    if isinstance(result, tuple) and len(result) == 2 and hasattr(result[1], "clip_ratio"):
-        return result[0], result[1].clip_ratio
-    return result
 
 
 def torch_ppo_loss(

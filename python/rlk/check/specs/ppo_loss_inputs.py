@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from rlk._loss_options import SWITCHES
+
 from ..case import Case, Inputs
 from ..loss_oracle import DEFAULTS
+from ..spec import Liveness, OpSpec, parser_of, yes_or_no
 from ..stored import LAYOUTS, Stored, encode, of
 
 KINDS = {
@@ -56,48 +59,80 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
 
 NEEDS_TIS = {"use_tis": True, "tis_imp_ratio_cap": 1.2, "tis_imp_ratio_floor": 0.8}
 NEEDS_KL = {"kl_coef": 0.3}
+PROMPTS = {"loss_reduction": "prompt_mean", "samples_per_prompt": 3}
+SEQUENCES = {"loss_reduction": "sequence_mean"}
 # A value of an option that must show in loss and gradient, and what switches the option on.
 LIVE: Mapping[str, tuple[Any, dict[str, Any]]] = {
+    "dialect": ("liger", {}),
+    "policy_loss": ("gpg", {}),
     "loss_reduction": ("sequence_mean", {}),
     "eps_clip_low": (0.9, {}),
     "eps_clip_high": (1.5, {}),
+    "use_dual_clip": (True, {"clip_ratio_c": 1.05}),
+    "clip_ratio_c": (1.05, {"use_dual_clip": True, "clip_ratio_c": 2.0}),
     "delta": (1.1, {}),
+    "cispo_bounds": ((0.9, 1.1), {"policy_loss": "cispo"}),
+    "sapo_tau_pos": (2.0, {"policy_loss": "sapo"}),
+    "sapo_tau_neg": (2.0, {"policy_loss": "sapo"}),
     "log_ratio_clamp": (0.1, {}),
+    "gspo_log_ratio_clamp": (0.01, {"policy_loss": "gspo"}),
+    "use_tis": (True, {}),
     "tis_mode": ("mask", NEEDS_TIS),
     "tis_level": ("sequence", NEEDS_TIS),
     "tis_imp_ratio_cap": (1.1, NEEDS_TIS),
     "tis_imp_ratio_floor": (0.95, NEEDS_TIS),
+    "tis_log_clamp": (0.05, NEEDS_TIS),
+    "tis_overflow": ("zero", {"use_tis": True, "tis_level": "sequence"}),
     "kl_coef": (0.6, NEEDS_KL),
     "kl_estimator": ("k1", NEEDS_KL),
     "kl_gradient": ("unbiased", NEEDS_KL),
     "kl_weight": ("ratio", NEEDS_KL),
+    "kl_clamp": (0.05, NEEDS_KL),
+    "kl_output_clamp": (0.01, NEEDS_KL),
     "kl_reduction": ("token_sum", NEEDS_KL),
-    "sapo_tau_pos": (2.0, {"policy_loss": "sapo"}),
-    "sapo_tau_neg": (2.0, {"policy_loss": "sapo"}),
+    "entropy_coef": (0.5, {"entropy_coef": 0.2}),
+    "max_seq_len": (50, {"loss_reduction": "token_sum_over_L", "max_seq_len": 64}),
+    "samples_per_prompt": (2, PROMPTS),
     "global_tokens": (1000, {}),
+    "global_sequences": (50, SEQUENCES),
+    "global_groups": (50, PROMPTS),
 }
 
 
-def _parse(name: str) -> Callable[[str], Any]:
-    default = DEFAULTS[name]
-
-    def parse(text: str) -> Any:
-        if isinstance(default, bool):
-            if text not in ("True", "False"):
-                raise ValueError(f"expected True or False, got {text}")
-            return text == "True"
-        if default is None:
-            return int(text)
-        return type(default)(text) if not isinstance(default, str) else text
-
-    return parse
+def liveness(spec: OpSpec, built: Callable[..., Inputs], old: str) -> list[Liveness]:
+    """Of all options that the op takes from the table. `built` makes six sequences with the options
+    that it is given; `old` is what the log-probs before the update are called."""
+    base = built()
+    shape = base[old].shape
+    before = base[old].values()
+    pairs = {name: (built(**more), {name: value}) for name, (value, more) in LIVE.items()}
+    # Weights of e^100 that fp32 does not hold.
+    overflow, zero = pairs["tis_overflow"]
+    pairs["tis_overflow"] = overflow.but(rollout_logprobs=of(before - 100.0, "float32")), zero
+    for name, switch in SWITCHES.items():
+        on = built(**{switch: LIVE[switch][0]})
+        pairs[name] = on, {name: of(before + 0.25, "float32")}
+    weights = np.linspace(0.1, 0.2, before.size).reshape(shape)
+    pairs["loss_weights"] = base, {"loss_weights": of(weights, "float32")}
+    mask = np.arange(before.size).reshape(shape) % 2 == 0
+    pairs["loss_mask"] = base, {"loss_mask": of(mask, "bool")}
+    uneven = {"samples_per_prompt": None, "group_boundaries": of(np.array([0, 1, 6]), "int64")}
+    pairs["group_boundaries"] = built(**PROMPTS), uneven
+    # A bonus on the entropy has a gradient of its own alone where the entropy is given.
+    places = {"entropy_coef": ("loss", "entropy"), "entropy": ("loss",)}
+    if "entropy" not in spec.defaults:
+        places = {}
+    return [
+        Liveness(name, without, without.but(**change), places.get(name, spec.differentiable))
+        for name, (without, change) in pairs.items()
+        if name in spec.defaults
+    ]
 
 
 OPTION_VALUES: Mapping[str, Callable[[str], Any]] = {
-    **{name: _parse(name) for name in DEFAULTS if name != "group_boundaries"},
-    "delta": float,
+    **{name: parser_of(name, value) for name, value in DEFAULTS.items() if name[:5] != "group"},
     "mask": str,
-    "loss_weights": lambda text: text == "True",
+    "loss_weights": yes_or_no,
 }
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from rlk._rules import WORDS
+
 from ..case import Case, Inputs, flat_rows
 from ..checks import Session
 from ..contract import Contract
 from ..frameworks import Failure
 from ..oracle import Bounded, LinearLogprob, LogitRows, linear_logprob, logit_gradient
-from ..spec import Adapter, Expected, Liveness, Rejected
-from ..stored import LAYOUTS, Stored, decode, of, of_raw
+from ..spec import Adapter, Expected, Liveness, one_of
+from ..stored import LAYOUTS, Stored, decode, of
 from . import linear_logp_inputs as draw
 from .linear_logp import spread_rows
 from .logp import Logp, logit_rows, torch_logp
@@ -24,16 +26,6 @@ Array = Any  # NumPy arrays
 # What logp's inputs are called here.
 NAMES = {"logits": "policy_logits", "target": "action_ids", "mask": "attention_mask"}
 LOGP_ROWS = ("logits", "target", "temperature", "mask", "ref_logits", "old_logps")
-DEFAULTS: Mapping[str, Any] = {
-    "kl": "k3",
-    "kl_gradient": "pathwise",
-    "kl_clamp": 20.0,
-    "log_ratio_clamp": 20.0,
-    "temperature": 1.0,
-    "softcap": None,
-    "logit_scale": 1.0,
-    "ignore_index": -100,
-}
 KINDS = {
     **draw.KINDS,
     "near": "references of 1e-4 away: k3 of 1e-9",
@@ -48,15 +40,12 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
     {"kl_gradient": "unbiased_clamped", "kl_clamp": 0.25},
     {"log_ratio_clamp": 0.5},
 )
-# A value of an option that must show in the gradient.
+# A value of each own option that must show in the gradient.
 LIVE: Mapping[str, Any] = {
     "kl": "k1",
     "kl_gradient": "unbiased",
     "kl_clamp": 0.05,
     "log_ratio_clamp": 0.05,
-    "temperature": 0.5,
-    "softcap": 1.0,
-    "logit_scale": 0.5,
 }
 
 
@@ -77,11 +66,10 @@ class RatioKl(Logp):
 
     name = "ratio_kl"
     op_class = "ratio"
-    options = tuple(DEFAULTS)
     outputs = ("ratio", "kl")
     output_options: frozenset[str] = frozenset()
     grad_arguments = {"ratio": "grad_ratio", "kl": "grad_kl"}
-    defaults = DEFAULTS
+    ids, mask = "action_ids", "attention_mask"
     differentiable = ("policy_logits",)
     axes = {"ratio": (), "kl": (), "policy_logits": ("vocab",)}
     row_outputs = ("ratio", "kl", "policy_logits")
@@ -90,12 +78,12 @@ class RatioKl(Logp):
     option_sets = OPTION_SETS
     option_values = {
         **{k: v for k, v in Logp.option_values.items() if "return" not in k},
-        "kl": str,
-        "kl_gradient": str,
+        "kl": one_of(*WORDS["kl_estimator"]),
+        "kl_gradient": one_of(*WORDS["kl_gradient"]),
         "kl_clamp": float,
         "log_ratio_clamp": float,
     }
-    adapters = {"by_name": Adapter(lambda function, a: function(**a), frozenset(DEFAULTS))}
+    more_adapters: Mapping[str, Adapter] = {}
     torch_reference = staticmethod(lambda **arguments: torch_ratio_kl(**arguments))
 
     def build(self, case: Case) -> Inputs:
@@ -120,12 +108,12 @@ class RatioKl(Logp):
         values |= {
             "ref_logits": of(ref, case.dtype, layout),
             "old_logps": of(old, "float32", layout),
-            **{k: case.options.get(k, DEFAULTS[k]) for k in list(DEFAULTS)[:4]},
+            **{k: case.options.get(k, self.defaults[k]) for k in LIVE},
         }
         names = (*plain.row_names, "ref_logits", "old_logps")
         inputs = _from_logp(Inputs(values, plain.lead, names))
         if case.kind == "garbage" and case.lead != ():
-            return _with_garbage(inputs, ~self.active(inputs), case.rng("garbage"))
+            return self.with_garbage(inputs, ~self.active(inputs), case.rng("garbage"))
         return inputs
 
     def outputs_of(self, inputs: Inputs) -> tuple[str, ...]:
@@ -183,24 +171,8 @@ class RatioKl(Logp):
             )
         }
 
-    def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
-        rows = inputs.num_rows
-        padded = inputs.rows(np.arange(-before, rows + after).clip(0, rows - 1))
-        padding = np.ones(before + rows + after, bool)
-        padding[before : before + rows] = False
-        mask = self.active(padded) & ~padding
-        return _with_garbage(padded.but(attention_mask=of(mask, "bool")), padding)
-
-    def scrambled(self, inputs: Inputs, rng: np.random.Generator) -> Inputs:
-        active = self.active(inputs)
-        masked = inputs.rows(np.arange(inputs.num_rows)).but(attention_mask=of(active, "bool"))
-        return _with_garbage(masked, ~active, rng)
-
-    def without_skipping(self, inputs: Inputs) -> Inputs:
-        dense = inputs.rows(np.flatnonzero(self.active(inputs)))
-        names = tuple(name for name in dense.row_names if name != "attention_mask")
-        values = {**dense.values, "attention_mask": None, "ignore_index": None}
-        return Inputs(values, dense.lead, names)
+    def with_garbage(self, inputs: Inputs, where: np.ndarray, rng: np.random.Generator) -> Inputs:
+        return _from_logp(draw.with_garbage(_as_logp(inputs), where, LOGP_ROWS, rng))
 
     def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
         base = Case(self.name, dtype, (2, 8), {"vocab": 257}, seed=seed)
@@ -227,19 +199,11 @@ class RatioKl(Logp):
         base = self.build(case.but(kind="random", options={"ignored": 0}))
         half = (np.arange(base.num_rows) % 2 == 0).reshape(base.lead)
         first = int(flat_rows(base["action_ids"], len(base.lead))[0])
-        changed = {name: base.but(**{name: value}) for name, value in LIVE.items()}
-        changed["attention_mask"] = base.but(attention_mask=of(half, "bool"))
-        changed["ignore_index"] = base.but(ignore_index=first)
-        return [Liveness(name, base, with_it, True) for name, with_it in changed.items()]
-
-    def rejected(self, case: Case) -> list[Rejected]:
-        base = self.build(case.but(kind="random", options={"ignored": 0}))
-        row, found = base.num_rows // 2, []
-        for label, value in {"V": case.sizes["vocab"], "-1": -1, "2^63-1": 2**63 - 1}.items():
-            ids = np.array(base["action_ids"].raw())
-            ids.reshape(-1)[row] = value
-            found.append(Rejected(f"id {label}", base.but(action_ids=of_raw(ids, "int64")), row))
-        return found
+        live = {**LIVE, **draw.LIVE, "ignore_index": first, "attention_mask": of(half, "bool")}
+        changed = {name: base.but(**{name: value}) for name, value in live.items()}
+        far = of(base["old_logps"].values() + 1.0, "float32")
+        changed["ref_logps"] = base.but(ref_logits=None, ref_logps=far)
+        return [Liveness(n, base, inputs, self.differentiable) for n, inputs in changed.items()]
 
     def rules(self) -> Mapping[str, Callable[..., dict[str, Any]]]:
         return {"kl_not_negative": kl_not_negative}
@@ -342,12 +306,6 @@ def _from_logp(inputs: Inputs) -> Inputs:
 def _with_names(inputs: Inputs, names: Mapping[str, str]) -> Inputs:
     values = {names.get(name, name): value for name, value in inputs.values.items()}
     return Inputs(values, inputs.lead, tuple(names.get(n, n) for n in inputs.row_names))
-
-
-def _with_garbage(
-    inputs: Inputs, where: np.ndarray, rng: np.random.Generator | None = None
-) -> Inputs:
-    return _from_logp(draw.with_garbage(_as_logp(inputs), where, LOGP_ROWS, rng))
 
 
 def torch_ratio_kl(

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each option of each op has a case in which rlk-check wants it to show."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlk import _core
+from rlk.check.specs import SPECS
+
+# Options that change memory, and no value.
+NOT_SHOWN = {"logp": {"inplace_backward"}}
+
+
+@pytest.mark.parametrize("op", SPECS)
+def test_every_option_has_a_case(op: str) -> None:
+    spec = SPECS[op]
+    found = {pair.option for pair in spec.liveness(spec.suite("float32", True, 0)[0])}
+    parameters = {name for name, kind, _ in _core.parameters(op) if kind != "tensor"}
+    assert parameters.union(spec.defaults) - NOT_SHOWN.get(op, set()) <= found
+
+
+def test_the_table_has_every_op() -> None:
+    assert set(SPECS) == set(_core.ops())
