@@ -7,9 +7,10 @@ Needs NumPy alone; torch and ml_dtypes are used where a candidate asks for them.
 
 from __future__ import annotations
 
-from .api import Report, run
+from .api import run
 from .candidates import Misuse
 from .contract import Contract, ContractError
+from .report import Report
 from .result import Result
 
 __all__ = ["Contract", "ContractError", "Misuse", "Report", "Result", "run"]

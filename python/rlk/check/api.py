@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from .candidates import (
 )
 from .case import SHORT, Case
 from .checks import Session
-from .contract import Contract
+from .report import Report
 from .result import Result
 from .rlk_candidate import VARIANTS, rlk_candidate
 from .runner import (
@@ -39,35 +38,6 @@ from .specs import SPECS
 
 DTYPES = {**{short: dtype for dtype, short in SHORT.items()}, **{d: d for d in SHORT}}
 INPUT_MODES = ("random", "constant", "adversarial", "benchmark")
-
-
-@dataclass(frozen=True)
-class Report:
-    """Every result of a run, and what it ran on."""
-
-    op: str
-    candidate: str
-    device: str
-    framework: str
-    target: str | None
-    arch_key: str | None
-    gpu: str | None
-    contract: Contract
-    results: list[Result]
-
-    @property
-    def ok(self) -> bool:
-        """True where something was checked and nothing failed."""
-        return any(r.passed for r in self.results) and not any(r.failed for r in self.results)
-
-    def failures(self) -> list[Result]:
-        return [result for result in self.results if result.failed]
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of docs/checking.md, section "JSON"."""
-        from .report import to_json
-
-        return to_json(self)
 
 
 def run(

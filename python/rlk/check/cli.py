@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import report as reports
-from .api import INPUT_MODES, Report, run
+from .api import INPUT_MODES, run
 from .candidates import Misuse
 from .contract import ContractError
 from .isolate import run_isolated
+from .report import Report
 from .result import Result
 from .specs import SPECS
 

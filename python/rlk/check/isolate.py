@@ -10,9 +10,10 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from .api import Report, run
+from .api import run
 from .candidates import Misuse
 from .contract import ContractError
+from .report import Report
 from .result import Result
 
 LAST_WORDS_S = 10.0  # for a process that has said all; threads of a candidate may hold it

@@ -7,19 +7,45 @@ import math
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 
+from .contract import Contract
 from .result import Result
-
-if TYPE_CHECKING:
-    from .api import Report
 
 FORMAT = 1
 MARKS = {"passed": ("ok", "32"), "failed": ("FAIL", "31"), "not_applicable": ("n/a", "33")}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every result of a run, and what it ran on."""
+
+    op: str
+    candidate: str
+    device: str
+    framework: str
+    target: str | None
+    arch_key: str | None
+    gpu: str | None
+    contract: Contract
+    results: list[Result]
+
+    @property
+    def ok(self) -> bool:
+        """True where something was checked and nothing failed."""
+        return any(r.passed for r in self.results) and not any(r.failed for r in self.results)
+
+    def failures(self) -> list[Result]:
+        return [result for result in self.results if result.failed]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of docs/checking.md, section "JSON"."""
+        return to_json(self)
 
 
 def line(result: Result, colour: bool = False) -> str:

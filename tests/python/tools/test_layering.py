@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Includes go one way: python, cli -> jit -> {cache, runtime}."""
+"""Includes go one way: python, cli -> jit -> {cache, runtime}. The package's modules import each
+other without a circle."""
 
+import ast
+import graphlib
 import re
 from pathlib import Path
 
@@ -72,3 +75,51 @@ def test_a_wrong_include_is_found(tmp_path: Path, file: str, line: str) -> None:
         path.write_text("")
     (tmp_path / file).write_text(f"// head\n{line}\n")
     assert len(wrong_includes(tmp_path)) == 1
+
+
+def module_name(path: Path, root: Path) -> str:
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path, name: str, modules: set[str]) -> set[str]:
+    """Modules that this one imports anywhere; an autograd module counts where it is no other's."""
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+            names = [n if n in modules else base for n in names]
+        found |= {n for n in names if n in modules}
+    # An op imports its autograd, which is made of the op's parts, at the first call that needs it.
+    return {n for n in found if not n.rpartition(".")[2].startswith("torch_")} - {name}
+
+
+def circle(root: Path) -> list[str]:
+    paths = {module_name(path, root): path for path in sorted((root / "rlk").rglob("*.py"))}
+    modules = {*paths, "rlk._core"}  # compiled
+    graph = {name: imports_of(path, name, modules) for name, path in paths.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
+
+
+def test_modules_import_without_a_circle() -> None:
+    assert circle(ROOT / "python") == []
+
+
+@pytest.mark.parametrize(
+    "line", ["from rlk.b import x", "from .b import x", "from . import b", "def f(): import rlk.b"]
+)
+def test_a_circle_is_found(tmp_path: Path, line: str) -> None:
+    (tmp_path / "rlk").mkdir()
+    for name, text in {"__init__": "", "a": line, "b": "from rlk import a"}.items():
+        (tmp_path / "rlk" / f"{name}.py").write_text(text)
+    assert set(circle(tmp_path)) == {"rlk.a", "rlk.b"}
