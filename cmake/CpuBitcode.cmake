@@ -10,11 +10,7 @@ if(RLK_WITH_LLVM)
                PATHS /usr/lib/llvm-${RLK_LLVM_MAJOR}/bin NO_CACHE)
 endif()
 
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
-  set(RLK_CPU_LEVELS armv8-a)
-else()
-  set(RLK_CPU_LEVELS x86-64-v2 x86-64-v3 x86-64-v4)
-endif()
+set(RLK_CPU_LEVELS x86-64-v2 x86-64-v3 x86-64-v4)
 
 # Optimization is left to the JIT, which knows the constants. Freestanding: the code may call
 # nothing. No contraction: every fma is written out, so that a level's bits are its own.
@@ -30,7 +26,6 @@ set(RLK_BITCODE_FLAGS
 set(RLK_LEVEL_x86-64-v2 -DRLK_VL=4 -DRLK_FMA=0)
 set(RLK_LEVEL_x86-64-v3 -DRLK_VL=8 -DRLK_FMA=1)
 set(RLK_LEVEL_x86-64-v4 -DRLK_VL=16 -DRLK_FMA=1)
-set(RLK_LEVEL_armv8-a -DRLK_VL=4 -DRLK_FMA=1)
 function(rlk_cpu_bitcode source level output)
   cmake_parse_arguments(arg "" "" "DEPENDS" ${ARGN})
   cmake_path(GET output PARENT_PATH folder)

@@ -18,12 +18,6 @@
 namespace rlk::runtime {
 namespace {
 
-#if defined(__x86_64__)
-constexpr Elf64_Half k_machine = EM_X86_64;
-#elif defined(__aarch64__)
-constexpr Elf64_Half k_machine = EM_AARCH64;
-#endif
-
 // A kernel has some kilobytes; this keeps sums of checked sizes small.
 constexpr std::uint64_t k_largest = std::uint64_t{64} << 20;
 
@@ -75,7 +69,7 @@ std::vector<Elf64_Shdr> read_sections(const File& file) {
       header.e_ident[EI_DATA] != ELFDATA2LSB || header.e_type != ET_REL) {
     refuse("not a 64-bit relocatable ELF file");
   }
-  if (header.e_machine != k_machine) refuse("made for another machine");
+  if (header.e_machine != EM_X86_64) refuse("made for another machine");
   if (header.e_shentsize != sizeof(Elf64_Shdr)) refuse("section headers of unknown size");
   Elf64_Shdr table{};
   table.sh_offset = header.e_shoff;
@@ -166,7 +160,6 @@ void relocate(const Elf64_Rela& relocation, std::byte* place, std::uint64_t room
   // Unsigned: a damaged addend may wrap.
   const std::uint64_t target = symbol_address + static_cast<std::uint64_t>(relocation.r_addend);
   const std::uint64_t here = reinterpret_cast<std::uintptr_t>(place);
-#if defined(__x86_64__)
   switch (ELF64_R_TYPE(relocation.r_info)) {
     case R_X86_64_PC32:
     case R_X86_64_PLT32:  // to a symbol of our own: no table is needed
@@ -178,9 +171,6 @@ void relocate(const Elf64_Rela& relocation, std::byte* place, std::uint64_t room
     default:
       break;
   }
-#else
-  (void)target, (void)here, (void)place, (void)room;
-#endif
   throw LoadError("kernel object: relocation type {} is not known",
                   ELF64_R_TYPE(relocation.r_info));
 }

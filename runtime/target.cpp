@@ -33,13 +33,11 @@ std::optional<Target> target_named(std::string_view wanted) {
 std::span<const Target> cpu_targets() { return k_cpu_targets; }
 
 std::optional<Target> host_cpu_target() {
-#if defined(__x86_64__)
   __builtin_cpu_init();
   // The builtin asks cpuid and, for the wide registers, the operating system (xgetbv).
   if (__builtin_cpu_supports("x86-64-v4")) return Target::x86_64_v4;
   if (__builtin_cpu_supports("x86-64-v3")) return Target::x86_64_v3;
   if (__builtin_cpu_supports("x86-64-v2")) return Target::x86_64_v2;
-#endif
   return std::nullopt;
 }
 

@@ -25,14 +25,6 @@ thread_local bool inside_body = false;
 [[maybe_unused]] const int fork_handler = pthread_atfork(
     nullptr, nullptr, [] { current_pool.store(nullptr, std::memory_order_relaxed); });
 
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 // Returns when value differs from old. Steps of one call follow each other within microseconds, so
 // polling for a while first saves the sleep; after that the thread costs nothing.
 void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
@@ -42,7 +34,7 @@ void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old)
   do {
     for (int i = 0; i < 16; ++i) {
       if (value.load(std::memory_order_acquire) != old) return;
-      pause();
+      __builtin_ia32_pause();
     }
   } while (Clock::now() < end);
   value.wait(old, std::memory_order_acquire);

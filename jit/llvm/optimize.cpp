@@ -104,15 +104,8 @@ llvm::LICMPass licm() { return llvm::LICMPass(llvm::LICMOptions()); }
 }  // namespace
 
 llvm::Expected<std::unique_ptr<llvm::TargetMachine>> machine_for(llvm::StringRef level) {
-#if defined(__aarch64__)
-  const char* triple = "aarch64-unknown-linux-gnu";
-  const bool known = level == "armv8-a";
-  const char* processor = "generic";
-#else
   const char* triple = "x86_64-unknown-linux-gnu";
   const bool known = level == "x86-64-v2" || level == "x86-64-v3" || level == "x86-64-v4";
-  const std::string processor = level.str();
-#endif
   if (!known) return failure("unknown level " + llvm::Twine(level));
   std::string why;
   const llvm::Target* target = llvm::TargetRegistry::lookupTarget(triple, why);
@@ -122,7 +115,7 @@ llvm::Expected<std::unique_ptr<llvm::TargetMachine>> machine_for(llvm::StringRef
   options.AllowFPOpFusion = llvm::FPOpFusion::Strict;
   options.FunctionSections = false;
   std::unique_ptr<llvm::TargetMachine> machine(target->createTargetMachine(
-      triple, processor, "", options, llvm::Reloc::PIC_, llvm::CodeModel::Small,
+      triple, level, "", options, llvm::Reloc::PIC_, llvm::CodeModel::Small,
       llvm::CodeGenOptLevel::Default, /*JIT=*/false));
   if (machine == nullptr) return failure("no code generator for " + llvm::Twine(level));
   return machine;

@@ -23,7 +23,7 @@ typedef enum {
 typedef struct {
   const void* bitcode;
   size_t bitcode_bytes;
-  const char* level; /* x86-64-v2, x86-64-v3, x86-64-v4; armv8-a */
+  const char* level; /* x86-64-v2, x86-64-v3, x86-64-v4 */
   const rlk_llvm_constant* constants;
   size_t num_constants;
   const char* const* entries; /* functions to keep */

@@ -15,14 +15,6 @@
 namespace rlk::jit {
 namespace {
 
-#if defined(__x86_64__)
-constexpr Elf64_Half k_machine = EM_X86_64;
-#elif defined(__aarch64__)
-constexpr Elf64_Half k_machine = EM_AARCH64;
-#else
-constexpr Elf64_Half k_machine = EM_NONE;
-#endif
-
 constexpr std::uint64_t k_most_note_bytes = 64 << 10;  // a damaged size must not cost memory
 
 class File {
@@ -71,7 +63,7 @@ std::optional<std::string> read_build_id(const std::filesystem::path& library) {
   Elf64_Ehdr header;
   if (!file.read(0, &header, sizeof(header)) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
       header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != ELFDATA2LSB ||
-      header.e_machine != k_machine || header.e_phentsize != sizeof(Elf64_Phdr)) {
+      header.e_machine != EM_X86_64 || header.e_phentsize != sizeof(Elf64_Phdr)) {
     return std::nullopt;
   }
   for (std::uint64_t i = 0; i < header.e_phnum; ++i) {

@@ -2,11 +2,9 @@
 // How host code runs the steps of CPU kernels.
 #pragma once
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "runtime/thread_pool.hpp"
+
+#include <immintrin.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -40,19 +38,13 @@ class AlignedArray {
 // differ from those of the pool's threads.
 class DefaultFloatMode {
  public:
-#if defined(__x86_64__)
   DefaultFloatMode() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
   ~DefaultFloatMode() { _mm_setcsr(before_); }
-#else
-  DefaultFloatMode() = default;
-#endif
   DefaultFloatMode(const DefaultFloatMode&) = delete;
   DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
 
-#if defined(__x86_64__)
  private:
   unsigned before_;
-#endif
 };
 
 // body(begin, end) over the pool, in chunks that cover `items`; a step of little cost, in

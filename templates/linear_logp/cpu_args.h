@@ -21,7 +21,7 @@ struct LinearLogpCpuTile {
   constexpr Int64 panel() const { return vector_lanes * tile_vectors; }
 };
 
-// vector_lanes: 16 (x86-64-v4), 8 (x86-64-v3), 4 (x86-64-v2, armv8-a).
+// vector_lanes: 16 (x86-64-v4), 8 (x86-64-v3), 4 (x86-64-v2).
 constexpr LinearLogpCpuTile linear_logp_cpu_tile(Int64 vector_lanes) {
   return vector_lanes == 16  ? LinearLogpCpuTile{16, 8, 3, kLogpCpuLeaf, 192}
          : vector_lanes == 8 ? LinearLogpCpuTile{8, 4, 3, kLogpCpuLeaf, 192}

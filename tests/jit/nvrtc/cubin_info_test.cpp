@@ -88,7 +88,7 @@ TEST(CubinInfoTest, WithoutRecordsTheNumbersAreUnknown) {
 TEST(CubinInfoTest, OtherFilesGiveNothing) {
   EXPECT_FALSE(read(""));
   EXPECT_FALSE(read(".version 7.4\n"));
-  EXPECT_FALSE(read(test::elf_with_sections(sections(), test::k_this_machine)));
+  EXPECT_FALSE(read(test::elf_with_sections(sections(), EM_X86_64)));
   auto bad_symbol = sections();
   bad_symbol[2].data = record(0x2f, 99, 1);
   EXPECT_FALSE(read(cubin(bad_symbol)));

@@ -28,14 +28,8 @@ inline Elf64_Ehdr elf_header(Elf64_Half machine) {
   return header;
 }
 
-#if defined(__x86_64__)
-inline constexpr Elf64_Half k_this_machine = EM_X86_64;
-#else
-inline constexpr Elf64_Half k_this_machine = EM_AARCH64;
-#endif
-
 // No library, but its file says that it is one with this build-id. Another note comes first.
-inline std::string elf_with_build_id(std::string_view id, Elf64_Half machine = k_this_machine) {
+inline std::string elf_with_build_id(std::string_view id, Elf64_Half machine = EM_X86_64) {
   const auto note = [](std::uint32_t type, std::string_view data) {
     std::string text = bytes_of(Elf64_Nhdr{4, static_cast<Elf64_Word>(data.size()), type}) +
                        std::string("GNU\0", 4) + std::string(data);
