@@ -5,6 +5,7 @@
 #include "cli/commands.hpp"
 #include "jit/nvrtc/make_nvrtc_compiler.hpp"
 #include "runtime/cuda/launch.hpp"
+#include "runtime/error.hpp"
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -308,7 +309,12 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
     return app.exit(error, out, err) == 0 ? ok : wrong_usage;
   }
   try {
-    return command(make_context(options, terminal, out, err));
+    const Context context = make_context(options, terminal, out, err);
+    try {
+      return command(context);
+    } catch (const InvalidArgument& error) {
+      return tell(context, error.what(), wrong_usage);
+    }
   } catch (const std::exception& error) {
     err << "rlk-jit: " << error.what() << '\n';
     return failed;

@@ -6,6 +6,11 @@
 
 namespace rlk::cli {
 
+int tell(const Context& context, const std::string& message, int code) {
+  context.err << "rlk-jit: " << printable(message) << '\n';
+  return code;
+}
+
 jit::Layers layers_of(const Context& context) {
   jit::Layers layers = jit::choose_layers(context.settings);
   auto& folders = layers.options.read_only;
@@ -15,7 +20,7 @@ jit::Layers layers_of(const Context& context) {
 }
 
 bool has_read_write(const Context& context, const jit::Layers& layers) {
-  if (!layers.note.empty()) context.err << "rlk-jit: " << layers.note << '\n';
+  if (!layers.note.empty()) tell(context, layers.note);
   return layers.options.read_write.has_value();
 }
 
@@ -30,7 +35,7 @@ bool tell_layers(const Context& context) {
   for (const auto& state : cache::DiskStore(layers_of(context).options).layers()) {
     const std::string problem = layer_problem(state);
     if (problem.empty()) continue;
-    context.err << "rlk-jit: " << printable(problem) << '\n';
+    tell(context, problem);
     is_well = false;
   }
   return is_well;

@@ -30,6 +30,9 @@ struct Context {
   std::istream* answers = nullptr;  // of a person who can be asked; null: nobody is there
 };
 
+// One line to the context's err, its bytes made printable. Returns the code, to be returned.
+int tell(const Context& context, const std::string& message, int code = failed);
+
 // The layers that a process with these settings would use, and those asked for.
 jit::Layers layers_of(const Context& context);
 

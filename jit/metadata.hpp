@@ -1,14 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-// The JSON that a cache entry carries about its kernel; fields in docs/cache-format.md.
+// What a cache entry tells of its kernel, and its JSON in both directions; docs/cache-format.md has
+// the fields.
 #pragma once
 
 #include "jit/compiler.hpp"
 #include "jit/specialization.hpp"
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace rlk::jit {
 
+// A number that nobody told is negative and is left out of the JSON.
+struct EntryMetadata {
+  std::string name;  // of the Specialization
+  std::string target;
+  bool generic = false;
+  std::string compiler;
+  std::int64_t created_s = -1;
+  CompileStats stats{.compile_ms = -1};
+  std::int64_t dynamic_shared_bytes = -1;  // that a launch asks for
+  std::vector<std::string> options, entries;
+  std::vector<NamedConstant> constants;
+};
+
+std::string to_json(const EntryMetadata& metadata);
+
+// Nothing where the text is no JSON object. Fields that are unknown, or of another type, are passed
+// over.
+std::optional<EntryMetadata> metadata_from_json(std::string_view json);
+
+// What a listing shows: no more is read than that, of a text that may be anything.
+EntryMetadata listed_metadata(std::string_view json);
+
+// The JSON of a kernel that has just been compiled.
 std::string metadata(const Specialization& spec, const CompileRequest& request,
                      const CompileStats& stats, const std::string& compiler);
 

@@ -71,13 +71,7 @@ Findings examine(const Context& context, const DoctorOptions& options) {
 }  // namespace
 
 int doctor(const Context& context, const DoctorOptions& options) {
-  Findings findings;
-  try {
-    findings = examine(context, options);
-  } catch (const InvalidArgument& error) {
-    context.err << "rlk-jit: " << printable(error.what()) << '\n';
-    return wrong_usage;
-  }
+  const Findings findings = examine(context, options);
   const State worst = options.strict ? State::warn : State::fail;
   const bool is_healthy =
       std::ranges::none_of(findings, [&](const Finding& one) { return one.state >= worst; });

@@ -162,7 +162,7 @@ Json json_of(const Context& context, const Answer& answer) {
   }
   json["nearest"] = nullptr;
   if (const auto& differs = answer.difference) {
-    json["nearest"] = {{"name", differs->kernel->name},
+    json["nearest"] = {{"name", differs->kernel->name()},
                        {"path", differs->kernel->entry.path},
                        {"field", differs->field},
                        {"wanted", differs->wanted},

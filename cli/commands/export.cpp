@@ -33,7 +33,7 @@ std::vector<std::string> folders_of(const Context& context, cache::DiskStore& st
   std::vector<std::string> folders;
   for (const cache::LayerState& state : store.layers()) {
     if (const std::string problem = layer_problem(state); !problem.empty()) {
-      context.err << "rlk-jit: left out: " << printable(problem) << '\n';
+      tell(context, "left out: " + problem);
     } else if (state.layer.folder != jit::builtin_folder(context.settings)) {
       folders.push_back(state.layer.folder);
     }
@@ -79,7 +79,8 @@ std::vector<const CachedKernel*> choose(const std::vector<CachedKernel>& all,
     }
     std::erase_if(chosen, [&](const CachedKernel* kernel) { return !named.contains(kernel); });
   }
-  keep(chosen, asked.archs, "--arch", [](const CachedKernel& kernel) { return kernel.target; });
+  keep(chosen, asked.archs, "--arch",
+       [](const CachedKernel& kernel) { return kernel.metadata.target; });
   keep(chosen, asked.ops, "--op", op_of);
   if (asked.since) {
     const std::int64_t first_s = std::time(nullptr) - seconds_named(*asked.since, "--since");
@@ -105,7 +106,8 @@ class Exporter {
       for (const CachedKernel* kernel : at->second) {  // the first layer's that is sound
         const auto entry = read(*kernel);
         if (!entry) continue;
-        error = writer_.add(at->first, cache::encode_entry(*entry), listed.contains(kernel->name));
+        error =
+            writer_.add(at->first, cache::encode_entry(*entry), listed.contains(kernel->name()));
         break;
       }
     }
@@ -123,8 +125,7 @@ class Exporter {
                               ? inconsistency(file_name(kernel), read.entry)
                               : read.problem;
     if (problem.empty()) return std::move(read.entry);
-    context_.err << fmt::format("rlk-jit: left out: {}: {}\n", printable(kernel.entry.path),
-                                printable(problem));
+    tell(context_, fmt::format("left out: {}: {}", kernel.entry.path, problem));
     left_out_.push_back({kernel.entry.path, std::move(problem)});
     return std::nullopt;
   }
@@ -154,27 +155,17 @@ void print(const Context& context, const std::string& path, const Exporter& expo
   print_json(context.out, json);
 }
 
-int tell(const Context& context, const std::string& problem, int code) {
-  context.err << "rlk-jit: " << printable(problem) << '\n';
-  return code;
-}
-
 }  // namespace
 
 int export_pack(const Context& context, const ExportCommand& asked) {
-  if (asked.pack == "-") return tell(context, "pack: expected a file, got \"-\"", wrong_usage);
+  if (asked.pack == "-") throw InvalidArgument("pack: expected a file, got \"-\"");
   cache::DiskStore store(layers_of(context).options);
   const auto folders = folders_of(context, store);
   std::vector<CachedKernel> all = all_kernels(context);
   std::erase_if(all, [&](const CachedKernel& kernel) {
     return std::ranges::find(folders, kernel.entry.layer.folder) == folders.end();
   });
-  std::vector<const CachedKernel*> kernels;
-  try {
-    kernels = choose(all, asked);
-  } catch (const InvalidArgument& error) {
-    return tell(context, error.what(), wrong_usage);
-  }
+  const std::vector<const CachedKernel*> kernels = choose(all, asked);
   std::set<std::string> listed;
   for (const std::string& folder : folders) {
     for (auto& name : jit::read_manifest(folder)) listed.insert(std::move(name));
@@ -185,12 +176,11 @@ int export_pack(const Context& context, const ExportCommand& asked) {
   int error = file.error();
   if (error == 0) error = exporter.write(kernels, listed);
   if (error == 0 && exporter.writer().num_entries() == 0) {
-    return tell(context, "no sound entry to export; nothing is written", failed);
+    return tell(context, "no sound entry to export; nothing is written");
   }
   if (error == 0) error = file.publish(path);
   if (error != 0) {
-    return tell(context, fmt::format("{}: not written: {}", path, cache::error_text(error)),
-                failed);
+    return tell(context, fmt::format("{}: not written: {}", path, cache::error_text(error)));
   }
   print(context, asked.pack, exporter);
   return ok;

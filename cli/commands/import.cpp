@@ -6,6 +6,7 @@
 #include "cli/query/consistency.hpp"
 #include "cli/text/text.hpp"
 #include "jit/warm/manifest.hpp"
+#include "runtime/error.hpp"
 
 #include <fmt/format.h>
 
@@ -49,9 +50,7 @@ int import_pack(const Context& context, const ImportCommand& asked) {
   if (asked.sha256) {
     pack.sha256 = parse_sha256(*asked.sha256);
     if (!pack.sha256) {
-      context.err << fmt::format("rlk-jit: --sha256: expected 64 hex digits, got \"{}\"\n",
-                                 printable(*asked.sha256));
-      return wrong_usage;
+      throw InvalidArgument("--sha256: expected 64 hex digits, got \"{}\"", *asked.sha256);
     }
   }
   const jit::Layers layers = layers_of(context);
@@ -61,17 +60,13 @@ int import_pack(const Context& context, const ImportCommand& asked) {
     return inconsistency(member.name, member.entry);
   };
   pack.kept = [&](const cache::PackMember& member) {
-    if (!member.is_listed) return;
-    const Json metadata = Json::parse(member.entry.metadata, nullptr, false);
-    if (const auto name = metadata.find("name"); name != metadata.end() && name->is_string()) {
-      listed.push_back(name->get<std::string>());
-    }
+    const auto metadata = jit::metadata_from_json(member.entry.metadata);
+    const bool is_named = metadata && !metadata->name.empty();
+    if (member.is_listed && is_named) listed.push_back(metadata->name);
   };
   const cache::Imported done = cache::import_pack(layers.options, pack);
   if (!done.problem.empty()) {
-    context.err << fmt::format("rlk-jit: {}: not imported: {}\n", printable(asked.pack),
-                               printable(done.problem));
-    return failed;
+    return tell(context, fmt::format("{}: not imported: {}", asked.pack, done.problem));
   }
   if (!listed.empty()) jit::add_to_manifest(layers.options, listed);
   print(context, done, *layers.options.read_write);

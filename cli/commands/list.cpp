@@ -12,33 +12,27 @@
 namespace rlk::cli {
 namespace {
 
-Json json_of(const Context& context, const CachedKernel& kernel) {
-  Json json;
-  json["name"] = kernel.name;
-  json["target"] = kernel.target;
-  json["compiler"] = kernel.entry.compiler;
-  json["key"] = kernel.entry.digest;
-  json["layer"] = layer_name(context, kernel.entry.layer);
-  json["path"] = kernel.entry.path;
-  json["file_bytes"] = kernel.entry.file_bytes;
-  json["code_bytes"] = kernel.code_bytes ? Json(*kernel.code_bytes) : Json();
-  json["compile_ms"] = kernel.compile_ms ? Json(*kernel.compile_ms) : Json();
-  json["created"] = kernel.created_s;
+Json row_json(const Context& context, const CachedKernel& kernel) {
+  Json json = json_of(context, kernel);
+  json["code_bytes"] = or_null(kernel.metadata.stats.code_bytes);
+  json["compile_ms"] = or_null(kernel.metadata.stats.compile_ms);
+  json["created"] = kernel.metadata.created_s;
   json["last_used"] = kernel.entry.modified_s;
-  json["problem"] = kernel.entry.problem.empty() ? Json() : Json(kernel.entry.problem);
+  json["problem"] = or_null(kernel.entry.problem);
   return json;
 }
 
 std::vector<Cell> row_of(const Context& context, const CachedKernel& kernel, std::int64_t now_s) {
   const bool is_sound = kernel.entry.problem.empty();
+  const jit::CompileStats& stats = kernel.metadata.stats;
   return {{shown_name(kernel), is_sound ? Colour::none : Colour::red},
-          {printable(kernel.target)},
+          {printable(kernel.metadata.target)},
           {printable(kernel.entry.compiler)},
           {printable(layer_name(context, kernel.entry.layer)), Colour::dim},
           {bytes_text(kernel.entry.file_bytes)},
-          {kernel.code_bytes ? bytes_text(*kernel.code_bytes) : "-"},
-          {age_text(now_s - kernel.created_s)},
-          {kernel.compile_ms ? milliseconds_text(*kernel.compile_ms) : "-"},
+          {stats.code_bytes < 0 ? "-" : bytes_text(static_cast<std::uint64_t>(stats.code_bytes))},
+          {age_text(now_s - kernel.metadata.created_s)},
+          {stats.compile_ms < 0 ? "-" : milliseconds_text(stats.compile_ms)},
           {kernel.entry.digest.substr(0, k_shown_key_digits), Colour::dim}};
 }
 
@@ -50,7 +44,7 @@ int list(const Context& context, const ListFilter& filter) {
   if (context.json) {
     std::vector<std::string> lines(kernels.size());
     for_each_entry(kernels.size(),
-                   [&](std::size_t i) { lines[i] = line_of(json_of(context, kernels[i])); });
+                   [&](std::size_t i) { lines[i] = line_of(row_json(context, kernels[i])); });
     print_json_lines(context.out, lines);
     return ok;
   }

@@ -10,6 +10,7 @@
 #include "cli/query/usage_counts.hpp"
 #include "cli/text/output_path.hpp"
 #include "cli/text/text.hpp"
+#include "runtime/error.hpp"
 
 #include <fmt/format.h>
 
@@ -46,36 +47,29 @@ constexpr std::array k_columns = {"name",
                                   "failed",
                                   "fallbacks"};
 
-// A number of the metadata, null where it has none that is sane.
-Json number_at(const Json& metadata, const char* field) {
-  const auto found = metadata.find(field);
-  if (found == metadata.end() || !found->is_number() || found->get<double>() < 0) return {};
-  return *found;
-}
-
 Json row_of(const Context& context, const CachedKernel& kernel,
             const CountsByName& counts_by_name) {
   const cache::ListedEntry& entry = kernel.entry;
-  Json metadata = parsed_metadata(entry.metadata);
-  if (!metadata.is_object()) metadata = Json::object();
-  const auto found = counts_by_name.find(kernel.name);
+  const jit::EntryMetadata metadata =
+      jit::metadata_from_json(entry.metadata).value_or(kernel.metadata);
+  const auto found = counts_by_name.find(kernel.name());
   const Counts counts = found != counts_by_name.end() ? found->second : Counts();
-  return {printable(kernel.name),
-          printable(kernel.target),
+  return {printable(kernel.name()),
+          printable(kernel.metadata.target),
           printable(entry.compiler),
           entry.digest,
           printable(layer_name(context, entry.layer)),
           printable(entry.problem),
           entry.file_bytes,
-          kernel.code_bytes ? Json(*kernel.code_bytes) : Json(),
-          number_at(metadata, "registers"),
-          number_at(metadata, "spilled_bytes"),
-          number_at(metadata, "num_spills"),
-          number_at(metadata, "shared_bytes"),
-          number_at(metadata, "dynamic_shared_bytes"),
-          number_at(metadata, "local_bytes"),
-          kernel.compile_ms ? Json(*kernel.compile_ms) : Json(),
-          kernel.created_s,
+          or_null(kernel.metadata.stats.code_bytes),
+          or_null(metadata.stats.registers),
+          or_null(metadata.stats.spilled_bytes),
+          or_null(metadata.stats.num_spills),
+          or_null(metadata.stats.shared_bytes),
+          or_null(metadata.dynamic_shared_bytes),
+          or_null(metadata.stats.local_bytes),
+          or_null(kernel.metadata.stats.compile_ms),
+          kernel.metadata.created_s,
           entry.modified_s,
           counts.hits,
           counts.compiles,
@@ -165,10 +159,7 @@ std::string page_of(const Context& context, const ListFilter& filter) {
 }  // namespace
 
 int list_html(const Context& context, const ListFilter& filter, const std::string& path) {
-  if (context.json) {
-    context.err << "rlk-jit: expected --html or --json, got both\n";
-    return wrong_usage;
-  }
+  if (context.json) throw InvalidArgument("expected --html or --json, got both");
   tell_layers(context);
   const std::string page = page_of(context, filter);
   if (path == "-") {
@@ -179,9 +170,7 @@ int list_html(const Context& context, const ListFilter& filter, const std::strin
   cache::NewFile file(cache::posix_file_system(), cache::name_beside(output), std::nullopt);
   file.write(page);
   if (const int error = file.publish(output); error != 0) {
-    context.err << fmt::format("rlk-jit: {}: not written: {}\n", printable(path),
-                               cache::error_text(error));
-    return failed;
+    return tell(context, fmt::format("{}: not written: {}", path, cache::error_text(error)));
   }
   return ok;
 }

@@ -44,7 +44,7 @@ class Removed {
   Json json_of(const std::string& path) const {
     const CachedKernel* kernel = find(path);
     Json json;
-    json["name"] = kernel != nullptr ? Json(kernel->name) : Json();
+    json["name"] = kernel != nullptr ? Json(kernel->name()) : Json();
     json["key"] = kernel != nullptr ? Json(kernel->entry.digest) : Json();
     json["path"] = path;
     json["file_bytes"] = kernel != nullptr ? Json(kernel->entry.file_bytes) : Json();
@@ -78,7 +78,7 @@ Json json_of(const cache::Swept& swept) {
   json["kept_entries"] = swept.num_entries;
   json["kept_bytes"] = swept.bytes;
   json["leftovers"] = swept.leftovers;
-  json["problem"] = swept.problem.empty() ? Json() : Json(swept.problem);
+  json["problem"] = or_null(swept.problem);
   return json;
 }
 
@@ -94,9 +94,7 @@ std::string summary_of(const cache::Swept& swept, bool dry_run) {
 }
 
 int tell_problem(const Context& context, const cache::Swept& swept) {
-  if (swept.problem.empty()) return ok;
-  context.err << "rlk-jit: " << printable(swept.problem) << '\n';
-  return failed;
+  return swept.problem.empty() ? ok : tell(context, swept.problem);
 }
 
 // Whether a person says so.
@@ -119,13 +117,7 @@ bool confirm(const Context& context, const std::string& folder) {
 }  // namespace
 
 int prune(const Context& context, const PruneOptions& options) {
-  cache::SweepLimits limits;
-  try {
-    limits = limits_of(context, options);
-  } catch (const InvalidArgument& error) {
-    context.err << "rlk-jit: " << error.what() << '\n';
-    return wrong_usage;
-  }
+  const cache::SweepLimits limits = limits_of(context, options);
   const jit::Layers layers = layers_of(context);
   if (!has_read_write(context, layers)) return failed;
   const Removed removed(context);
@@ -152,12 +144,10 @@ int clear(const Context& context, bool is_sure) {
   const jit::Layers layers = layers_of(context);
   if (!has_read_write(context, layers)) return failed;
   if (!is_sure && context.answers == nullptr) {
-    context.err << "rlk-jit: clear: expected --yes where nobody can be asked\n";
-    return wrong_usage;
+    throw InvalidArgument("clear: expected --yes where nobody can be asked");
   }
   if (!is_sure && !confirm(context, *layers.options.read_write)) {
-    context.err << "rlk-jit: nothing removed\n";
-    return failed;
+    return tell(context, "nothing removed");
   }
   const cache::Swept swept = cache::DiskStore(layers.options).clear();
   if (swept.num_removed > 0) jit::trim_manifest(layers.options, templates::ops());

@@ -27,9 +27,9 @@ std::vector<const CachedKernel*> removable(const Context& context,
   std::ranges::copy_if(found, std::back_inserter(ours),
                        [](const CachedKernel* kernel) { return kernel->entry.layer.read_write; });
   if (ours.empty()) {
-    context.err << fmt::format(
-        "rlk-jit: \"{}\": only in the read-only layer {}, from which nothing is removed\n",
-        printable(word), printable(found.front()->entry.layer.folder));
+    tell(context,
+         fmt::format("\"{}\": only in the read-only layer {}, from which nothing is removed", word,
+                     found.front()->entry.layer.folder));
   } else if (ours.size() > 1 && !all_matching) {
     tell_candidates(context, word, ours);
     context.err << "--all-matching removes them all\n";
@@ -38,22 +38,11 @@ std::vector<const CachedKernel*> removable(const Context& context,
   return ours;
 }
 
-Json json_of(const CachedKernel& kernel) {
-  Json json;
-  json["name"] = kernel.name;
-  json["target"] = kernel.target;
-  json["compiler"] = kernel.entry.compiler;
-  json["key"] = kernel.entry.digest;
-  json["path"] = kernel.entry.path;
-  json["file_bytes"] = kernel.entry.file_bytes;
-  return json;
-}
-
 void print(const Context& context, const std::vector<const CachedKernel*>& removed) {
   if (context.json) {
     std::vector<std::string> lines;
     lines.reserve(removed.size());
-    for (const CachedKernel* kernel : removed) lines.push_back(line_of(json_of(*kernel)));
+    for (const CachedKernel* kernel : removed) lines.push_back(line_of(json_of(context, *kernel)));
     print_json_lines(context.out, lines);
     return;
   }
@@ -83,7 +72,7 @@ int remove(const Context& context, const RemoveOptions& options) {
     for (const CachedKernel* kernel : chosen) {
       if (!seen.insert(kernel).second) continue;
       if (const std::string problem = store.remove(kernel->entry); !problem.empty()) {
-        context.err << "rlk-jit: " << printable(problem) << '\n';
+        tell(context, problem);
         is_well = false;
       } else {
         removed.push_back(kernel);

@@ -20,8 +20,11 @@ std::string check_whole(const Context& context, const CachedKernel& kernel) {
   return read.status == cache::ReadStatus::absent ? "vanished" : read.problem;
 }
 
+// As it was written, whatever fields it has; without what is nested very deep.
 Json metadata_of(const CachedKernel& kernel) {
-  Json metadata = parsed_metadata(kernel.entry.metadata);
+  constexpr int k_most_depth = 32;  // printing what is deeper would run out of stack
+  const auto is_shown = [](int depth, Json::parse_event_t, Json&) { return depth <= k_most_depth; };
+  Json metadata = Json::parse(kernel.entry.metadata, is_shown, false);
   return metadata.is_discarded() ? Json(kernel.entry.metadata) : metadata;
 }
 
@@ -31,8 +34,10 @@ std::string value_text(const Json& value) {
 }
 
 std::string field_text(const CachedKernel& kernel, const std::string& label, const Json& value) {
-  if (label == "created" && value.is_number()) return time_text(kernel.created_s);
-  if (label == "compile_ms" && kernel.compile_ms) return fmt::format("{:.1f}", *kernel.compile_ms);
+  if (label == "created" && value.is_number()) return time_text(kernel.metadata.created_s);
+  if (label == "compile_ms" && kernel.metadata.stats.compile_ms >= 0) {
+    return fmt::format("{:.1f}", kernel.metadata.stats.compile_ms);
+  }
   if (label.ends_with("_bytes") && value.is_number_unsigned() && value >= 1024) {
     return fmt::format("{} ({})", value_text(value), bytes_text(value.get<std::uint64_t>()));
   }
@@ -99,20 +104,14 @@ void print_for_people(const Context& context, const CachedKernel& kernel,
   print_section(context, "key", key);
 }
 
-Json json_of(const Context& context, const CachedKernel& kernel, const std::string& problem) {
+Json whole_json(const Context& context, const CachedKernel& kernel, const std::string& problem) {
   const cache::ListedEntry& entry = kernel.entry;
-  Json json;
-  json["name"] = kernel.name;
-  json["path"] = entry.path;
-  json["layer"] = layer_name(context, entry.layer);
-  json["key"] = entry.digest;
-  json["compiler"] = entry.compiler;
-  json["file_bytes"] = entry.file_bytes;
+  Json json = json_of(context, kernel);
   json["payload_bytes"] = entry.payload_bytes;
   const auto cuda = driver_needed(kernel);
   json["driver_needed"] = cuda ? Json(cuda_text(*cuda)) : Json();
   json["last_used"] = entry.modified_s;
-  json["problem"] = problem.empty() ? Json() : Json(problem);
+  json["problem"] = or_null(problem);
   json["metadata"] = metadata_of(kernel);
   json["key_fields"] = Json::array();
   for (const auto& field : cache::decode_key(entry.key).value_or(std::vector<cache::KeyField>())) {
@@ -129,7 +128,7 @@ int show(const Context& context, const std::string& word) {
   const std::string problem =
       kernel->entry.problem.empty() ? check_whole(context, *kernel) : kernel->entry.problem;
   if (context.json) {
-    print_json(context.out, json_of(context, *kernel, problem));
+    print_json(context.out, whole_json(context, *kernel, problem));
   } else {
     print_for_people(context, *kernel, problem);
   }
@@ -151,8 +150,7 @@ int path(const Context& context, const std::string& word) {
     return print(kernel->entry.path);
   }
   const jit::Layers layers = layers_of(context);
-  if (!layers.note.empty()) context.err << "rlk-jit: " << layers.note << '\n';
-  if (!layers.options.read_write) return failed;
+  if (!has_read_write(context, layers)) return failed;
   return print(*layers.options.read_write);
 }
 

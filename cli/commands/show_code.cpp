@@ -115,8 +115,7 @@ int show_sass(const Context& context, const Payload& payload) {
 
 int show_code(const Context& context, const std::string& word, Code code) {
   if (context.json) {
-    context.err << "rlk-jit: --json: expected none of --source, --ptx and --sass beside it\n";
-    return wrong_usage;
+    throw InvalidArgument("--json: expected none of --source, --ptx and --sass beside it");
   }
   if (code == Code::source) return show_source(context, word);
   const auto kernel = find_kernel(context, word);

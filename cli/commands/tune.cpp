@@ -176,19 +176,15 @@ std::string problem_of(const Context& context, const TuneMachine& machine) {
 }  // namespace
 
 int tune_on(const Context& context, const TuneCommand& asked, const TuneMachine& machine) {
-  const auto fail = [&](int code, const std::string& why) {
-    context.err << "rlk-jit: " << printable(why) << '\n';
-    return code;
-  };
   std::vector<jit::ModelShape> shapes;
   std::vector<DType> dtypes;
   try {
     shapes = shapes_of(asked);
     dtypes = dtypes_of(asked);
   } catch (const InvalidArgument& error) {
-    return fail(wrong_usage, error.what());
+    return tell(context, error.what(), wrong_usage);
   }
-  if (const auto why = problem_of(context, machine); !why.empty()) return fail(failed, why);
+  if (const auto why = problem_of(context, machine); !why.empty()) return tell(context, why);
   const jit::Layers layers = layers_of(context);
   if (!has_read_write(context, layers)) return failed;
 
@@ -199,8 +195,8 @@ int tune_on(const Context& context, const TuneCommand& asked, const TuneMachine&
   const auto kernel =
       tuned_op().model_variants(shapes[0], dtypes[0], jit::Pass::fwd, target, jit::Tuning()).at(0);
   if (tuned_op().alternatives(kernel).empty()) {
-    return fail(failed, fmt::format("{} ({}): nothing to tune: its kernels, of {}, have one tile",
-                                    text(device), info.name, name(target)));
+    return tell(context, fmt::format("{} ({}): nothing to tune: its kernels, of {}, have one tile",
+                                     text(device), info.name, name(target)));
   }
   const auto cases = Tuner(context, machine, dispatcher, asked.device).run(shapes, dtypes);
   TuneChoices choices;

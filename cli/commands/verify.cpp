@@ -48,18 +48,10 @@ std::vector<const CachedKernel*> choose(const Context& context,
   return chosen;
 }
 
-Json json_of(const Context& context, const Verdict& verdict) {
-  const cache::ListedEntry& entry = verdict.kernel->entry;
-  Json json;
-  json["name"] = verdict.kernel->name;
-  json["target"] = verdict.kernel->target;
-  json["compiler"] = entry.compiler;
-  json["key"] = entry.digest;
-  json["layer"] = layer_name(context, entry.layer);
-  json["path"] = entry.path;
-  json["file_bytes"] = entry.file_bytes;
-  json["problem"] = verdict.problem.empty() ? Json() : Json(verdict.problem);
-  return json;
+std::string line_of_verdict(const Context& context, const Verdict& verdict) {
+  Json json = json_of(context, *verdict.kernel);
+  json["problem"] = or_null(verdict.problem);
+  return line_of(json);
 }
 
 void print_for_people(const Context& context, const std::vector<Verdict>& verdicts,
@@ -95,15 +87,14 @@ int verify(const Context& context, const std::vector<std::string>& words) {
   if (context.json) {
     std::vector<std::string> lines;
     lines.reserve(verdicts.size());
-    for (const Verdict& verdict : verdicts) lines.push_back(line_of(json_of(context, verdict)));
+    for (const Verdict& verdict : verdicts) lines.push_back(line_of_verdict(context, verdict));
     print_json_lines(context.out, lines);
   } else {
     print_for_people(context, verdicts, num_bad);
   }
   if (!tell_layers(context)) is_well = false;
   for (const std::string& path : store.prune({.dry_run = true}).leftovers) {
-    context.err << fmt::format(
-        "rlk-jit: {}: left by a writer that died; rlk-jit prune removes it\n", printable(path));
+    tell(context, path + ": left by a writer that died; rlk-jit prune removes it");
   }
   return is_well && num_bad == 0 ? ok : failed;
 }

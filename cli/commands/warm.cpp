@@ -50,7 +50,7 @@ std::vector<jit::Specialization> kernels_of(const Context& context, const WarmCo
   for (const std::string& file : asked.traces) {
     const jit::TraceRead read = jit::read_trace(file, templates::ops());
     for (const std::string& problem : read.problems) {
-      context.err << "rlk-jit: left out: " << printable(problem) << '\n';
+      tell(context, "left out: " + problem);
     }
     for (const auto& kernel : read.kernels) {
       const bool is_asked =
@@ -128,8 +128,7 @@ class Report {
       line = fmt::format("compiled {} in {}", result.kernel.text(),
                          milliseconds_text(result.compile_ms));
     } else if (result.outcome == jit::WarmOutcome::failed) {
-      context_.err << fmt::format("rlk-jit: {}: {}\n", result.kernel.text(),
-                                  printable(result.problem));
+      tell(context_, fmt::format("{}: {}", result.kernel.text(), result.problem));
     }
     progress_.step(line);
   }
@@ -156,11 +155,10 @@ class Report {
     json["models"] = json_of(choice_);
     json["kernels"] = Json::array();
     for (const auto& result : results) {
-      json["kernels"].push_back(
-          {{"name", result.kernel.text()},
-           {"outcome", name(result.outcome)},
-           {"compile_ms", result.compile_ms},
-           {"problem", result.problem.empty() ? Json() : Json(result.problem)}});
+      json["kernels"].push_back({{"name", result.kernel.text()},
+                                 {"outcome", name(result.outcome)},
+                                 {"compile_ms", result.compile_ms},
+                                 {"problem", or_null(result.problem)}});
     }
     print_json(context_.out, json);
   }
@@ -181,20 +179,14 @@ class Report {
 int warm(const Context& context, const WarmCommand& asked) {
   const jit::Layers layers = layers_of(context);
   if (!has_read_write(context, layers)) return failed;
-  std::vector<jit::Specialization> kernels;
-  try {
-    kernels = kernels_of(context, asked);
-  } catch (const InvalidArgument& error) {
-    context.err << "rlk-jit: " << printable(error.what()) << '\n';
-    return wrong_usage;
-  }
+  const auto kernels = kernels_of(context, asked);
   const jit::WarmOptions options{.settings = context.settings,
                                  .store = layers.options,
                                  .cuda_major = asked.cuda_major,
                                  .num_processes = asked.num_jobs};
   if (asked.choice.archs.empty() && !asked.choice.models.empty() && !context.json) {
-    context.err << "rlk-jit: for " << names_of(own_targets(context.settings))
-                << ", as here; --arch names others\n";
+    tell(context, fmt::format("for {}, as here; --arch names others",
+                              names_of(own_targets(context.settings))));
   }
   const HeardSignals signals;
   if (!context.json) tell_options(context, asked.choice);

@@ -61,16 +61,16 @@ class CardExamination {
     std::size_t num_own = 0;
     int newest = 0;
     for (const CachedKernel& kernel : kernels_) {
-      const auto target = target_named(kernel.target);
+      const auto target = target_named(kernel.metadata.target);
       const auto needed = driver_needed(kernel);
       if (!target || !needed || kernel.entry.layer.folder == builtin_) continue;
       if (std::ranges::find(targets, *target) == targets.end()) {
-        others.insert(kernel.target);
+        others.insert(kernel.metadata.target);
         continue;
       }
       ++num_own;
       if (*needed <= machine_.driver->version()) continue;
-      too_new.push_back(kernel.name);
+      too_new.push_back(kernel.name());
       newest = std::max(newest, *needed);
     }
     if (!too_new.empty()) {

@@ -156,7 +156,8 @@
     }
     cell.append(column.show ? column.show(kernel) : String(value));
     if (column.title) cell.title = column.title(kernel);
-    if (column.field === "spills" && value > 0) cell.classList.add("spilled");
+    // A CPU kernel spills as a matter of course; one for a card should not.
+    if (column.field === "spills" && kernel.spilled_bytes > 0) cell.classList.add("spilled");
     if (column.bar && most[column.field] > 0) {
       const bar = element("span", undefined, "bar");
       bar.style.setProperty("--share", `${(100 * value) / most[column.field]}%`);

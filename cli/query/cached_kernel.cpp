@@ -20,62 +20,6 @@ namespace {
 
 constexpr std::size_t k_most_candidates = 20;
 
-// Takes what list shows out of the metadata without building the whole document: the listing of a
-// large cache is mostly this. Stops once it has all.
-class MetadataReader : public nlohmann::json_sax<Json> {
- public:
-  explicit MetadataReader(CachedKernel& kernel) : kernel_(kernel) {}
-
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t value) override {
-    return number(static_cast<double>(value));
-  }
-  bool number_unsigned(number_unsigned_t value) override {
-    return number(static_cast<double>(value));
-  }
-  bool number_float(number_float_t value, const string_t&) override { return number(value); }
-  bool string(string_t& value) override {
-    if (depth_ != 1) return true;
-    if (key_ == "name") return found(kernel_.name = value);
-    if (key_ == "target") return found(kernel_.target = value);
-    return true;
-  }
-  bool binary(binary_t&) override { return true; }
-  bool start_object(std::size_t) override { return ++depth_ > 0; }
-  bool end_object() override { return --depth_ >= 0; }
-  bool start_array(std::size_t) override { return ++depth_ > 0; }
-  bool end_array() override { return --depth_ >= 0; }
-  bool key(string_t& value) override {
-    key_ = value;
-    return true;
-  }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception&) override {
-    return false;
-  }
-
- private:
-  bool number(double value) {
-    if (depth_ != 1 || !(value >= 0 && value < 1e18)) return true;
-    if (key_ == "compile_ms") return found(kernel_.compile_ms = value);
-    if (key_ == "code_bytes") return found(kernel_.code_bytes = static_cast<std::uint64_t>(value));
-    if (key_ == "created") return found(kernel_.created_s = static_cast<std::int64_t>(value));
-    return true;
-  }
-
-  // Whether to read on.
-  template <class T>
-  bool found(const T&) {
-    constexpr int k_num_fields = 5;
-    return ++num_found_ < k_num_fields;
-  }
-
-  CachedKernel& kernel_;
-  int num_found_ = 0;
-  int depth_ = 0;
-  std::string key_;
-};
-
 std::string file_stem(const CachedKernel& kernel) {
   return kernel.entry.digest + '.' + kernel.entry.compiler;
 }
@@ -89,24 +33,20 @@ void drop_hidden(std::vector<const CachedKernel*>& found) {
 
 }  // namespace
 
-CachedKernel kernel_of(cache::ListedEntry entry) {
-  CachedKernel kernel;
-  kernel.entry = std::move(entry);
-  kernel.created_s = kernel.entry.modified_s;
-  if (kernel.entry.problem.empty()) {
-    MetadataReader reader(kernel);
-    Json::sax_parse(kernel.entry.metadata, &reader);
-  }
-  return kernel;
-}
-
 std::vector<CachedKernel> all_kernels(const Context& context) {
   cache::DiskStore store(layers_of(context).options);
   std::vector<cache::ListedEntry> entries = store.files();
   std::vector<CachedKernel> kernels(entries.size());
   for_each_chunk(entries.size(), [&](std::size_t begin, std::size_t end) {
     store.read_headers(std::span(entries).subspan(begin, end - begin));
-    for (std::size_t i = begin; i < end; ++i) kernels[i] = kernel_of(std::move(entries[i]));
+    for (std::size_t i = begin; i < end; ++i) {
+      CachedKernel& kernel = kernels[i];
+      kernel.entry = std::move(entries[i]);
+      if (kernel.entry.problem.empty()) {
+        kernel.metadata = jit::listed_metadata(kernel.entry.metadata);
+      }
+      if (kernel.metadata.created_s < 0) kernel.metadata.created_s = kernel.entry.modified_s;
+    }
   });
   std::erase_if(kernels, [](const CachedKernel& kernel) { return !kernel.entry.is_there; });
   for (auto begin = kernels.begin(); begin != kernels.end();) {  // of a layer
@@ -114,7 +54,7 @@ std::vector<CachedKernel> all_kernels(const Context& context) {
       return kernel.entry.layer.folder != begin->entry.layer.folder;
     });
     std::sort(begin, end, [](const CachedKernel& a, const CachedKernel& b) {
-      return std::tie(a.name, a.entry.path) < std::tie(b.name, b.entry.path);
+      return std::tie(a.name(), a.entry.path) < std::tie(b.name(), b.entry.path);
     });
     begin = end;
   }
@@ -126,13 +66,23 @@ std::vector<CachedKernel> all_kernels(const Context& context, const ListFilter& 
   const std::string builtin = jit::builtin_folder(context.settings);
   std::erase_if(kernels, [&](const CachedKernel& kernel) {
     return (filter.no_builtin && kernel.entry.layer.folder == builtin) ||
-           kernel.name.find(filter.name_part) == std::string::npos;
+           kernel.name().find(filter.name_part) == std::string::npos;
   });
   return kernels;
 }
 
 std::string file_name(const CachedKernel& kernel) {
   return kernel.entry.path.substr(kernel.entry.path.rfind('/') + 1);
+}
+
+Json json_of(const Context& context, const CachedKernel& kernel) {
+  return {{"name", kernel.name()},
+          {"target", kernel.metadata.target},
+          {"compiler", kernel.entry.compiler},
+          {"key", kernel.entry.digest},
+          {"layer", layer_name(context, kernel.entry.layer)},
+          {"path", kernel.entry.path},
+          {"file_bytes", kernel.entry.file_bytes}};
 }
 
 std::vector<const CachedKernel*> kernels_named(const std::vector<CachedKernel>& kernels,
@@ -142,14 +92,14 @@ std::vector<const CachedKernel*> kernels_named(const std::vector<CachedKernel>& 
   const std::string path =
       is_path ? std::filesystem::absolute(word).lexically_normal().string() : "";
   const Rule rules[] = {
-      [&](const CachedKernel& kernel) { return kernel.name == word; },
+      [&](const CachedKernel& kernel) { return kernel.name() == word; },
       // Whole first: "llvm-2" is the front of "llvm-20".
       [&](const CachedKernel& kernel) {
         return is_path ? kernel.entry.path == path
                        : file_stem(kernel) == word || file_name(kernel) == word;
       },
       [&](const CachedKernel& kernel) { return file_stem(kernel).starts_with(word); },
-      [&](const CachedKernel& kernel) { return kernel.name.find(word) != std::string::npos; },
+      [&](const CachedKernel& kernel) { return kernel.name().find(word) != std::string::npos; },
   };
   std::vector<const CachedKernel*> found;
   if (word.empty()) return found;  // a part of every name
@@ -177,15 +127,13 @@ std::optional<CachedKernel> find_kernel(const Context& context, const std::strin
 }
 
 void tell_missing(const Context& context, const std::string& word) {
-  context.err << fmt::format("rlk-jit: \"{}\": no entry has this name or key; see rlk-jit list\n",
-                             printable(word));
+  tell(context, fmt::format("\"{}\": no entry has this name or key; see rlk-jit list", word));
 }
 
 void tell_candidates(const Context& context, const std::string& word,
                      const std::vector<const CachedKernel*>& found) {
-  context.err << fmt::format(
-      "rlk-jit: \"{}\": {} entries match; name one by KEY.COMPILER or its front:\n",
-      printable(word), found.size());
+  tell(context, fmt::format("\"{}\": {} entries match; name one by KEY.COMPILER or its front:",
+                            word, found.size()));
   Table table({{}, {}});
   for (std::size_t i = 0; i < std::min(found.size(), k_most_candidates); ++i) {
     table.add({{printable(file_stem(*found[i]))}, {shown_name(*found[i])}});
@@ -197,7 +145,7 @@ void tell_candidates(const Context& context, const std::string& word,
 }
 
 std::optional<int> driver_needed(const CachedKernel& kernel) {
-  const auto target = target_named(kernel.target);
+  const auto target = target_named(kernel.metadata.target);
   if (!target || backend(*target) == Backend::cpu) return std::nullopt;
   int major = 12;
   if (*target != Target::compute_80) std::sscanf(kernel.entry.compiler.c_str(), "nvrtc-%d", &major);
@@ -211,13 +159,7 @@ std::string cuda_text(int version) {
 
 std::string shown_name(const CachedKernel& kernel) {
   if (!kernel.entry.problem.empty()) return '(' + printable(kernel.entry.problem) + ')';
-  return kernel.name.empty() ? "(no name)" : printable(kernel.name);
-}
-
-Json parsed_metadata(const std::string& text) {
-  constexpr int k_most_depth = 32;  // printing what is deeper would run out of stack
-  const auto is_shown = [](int depth, Json::parse_event_t, Json&) { return depth <= k_most_depth; };
-  return Json::parse(text, is_shown, false);
+  return kernel.name().empty() ? "(no name)" : printable(kernel.name());
 }
 
 }  // namespace rlk::cli

@@ -4,6 +4,7 @@
 
 #include "cli/context.hpp"
 #include "cli/text/json.hpp"
+#include "jit/metadata.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -17,14 +18,10 @@ inline constexpr std::size_t k_shown_key_digits = 12;
 
 struct CachedKernel {
   cache::ListedEntry entry;
-  std::string name;  // empty if the metadata does not tell
-  std::string target;
-  std::optional<double> compile_ms;
-  std::optional<std::uint64_t> code_bytes;
-  std::int64_t created_s = 0;
-};
+  jit::EntryMetadata metadata;  // what listed_metadata() reads; made when the file was, if untold
 
-CachedKernel kernel_of(cache::ListedEntry entry);
+  const std::string& name() const { return metadata.name; }  // empty if the metadata do not tell
+};
 
 // All entries of all layers, in the order of layers, then of names.
 std::vector<CachedKernel> all_kernels(const Context& context);
@@ -39,6 +36,9 @@ std::vector<CachedKernel> all_kernels(const Context& context, const ListFilter& 
 
 // Without its folder.
 std::string file_name(const CachedKernel& kernel);
+
+// What every command tells of an entry by --json.
+Json json_of(const Context& context, const CachedKernel& kernel);
 
 // The one that the word means: a name, a file, `<key>.<compiler>` or its front, or a part of a
 // name. Nothing after telling the context's err that there is none, or which ones there are.
@@ -61,8 +61,5 @@ std::string cuda_text(int version);  // "12.8"
 
 // What is wrong with the entry, in parentheses, where it has no name to show.
 std::string shown_name(const CachedKernel& kernel);
-
-// Discarded where it is no JSON; without what is nested very deep.
-Json parsed_metadata(const std::string& text);
 
 }  // namespace rlk::cli

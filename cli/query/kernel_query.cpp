@@ -19,7 +19,7 @@ std::optional<KernelQuery> parse_kernel_query(const Context& context, const std:
   auto kernel = find_kernel(context, word);
   try {
     if (kernel) {
-      const jit::Specialization spec = jit::parse_specialization(kernel->name, templates::ops());
+      const jit::Specialization spec = jit::parse_specialization(kernel->name(), templates::ops());
       return KernelQuery{spec, std::move(kernel)};
     }
   } catch (const InvalidArgument& error) {
@@ -27,7 +27,7 @@ std::optional<KernelQuery> parse_kernel_query(const Context& context, const std:
   }
   // Of a word without brackets it would only say that it is no whole name.
   if (kernel || word.find('[') != std::string::npos) {
-    context.err << "rlk-jit: " << printable(problem) << '\n';
+    tell(context, problem);
   }
   return std::nullopt;
 }

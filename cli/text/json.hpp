@@ -13,6 +13,13 @@ namespace rlk::cli {
 // Ordered: metadata is shown in the order in which it was written.
 using Json = nlohmann::ordered_json;
 
+// Null for what nobody told: an empty text, a negative number.
+inline Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
+template <class Number>
+Json or_null(Number value) {
+  return value < 0 ? Json() : Json(value);
+}
+
 // For --json, in ASCII. Bytes that are no UTF-8 become U+FFFD.
 void print_json(std::ostream& out, const Json& json);
 
