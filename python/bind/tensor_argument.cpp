@@ -185,8 +185,8 @@ TensorArgument bind_numpy(py::array array, const ArgumentName& argument) {
   return {tensor, {}, owner};
 }
 
-// torch's imag() of a conjugate is a view whose sign is still to be applied. No complex type is made
-// of bfloat16.
+// torch's imag() of a conjugate is a view whose sign is still to be applied. No complex type is
+// made of bfloat16.
 bool is_lazily_negated(py::handle object, DType dtype) {
   if (!is_floating(dtype) || dtype == DType::bf16) return false;
   static PyObject* method = PyUnicode_InternFromString("is_neg");

@@ -129,8 +129,8 @@ void launch_fwd(Queue& queue, CudaPlan& plan, const MainStep& main) {
   args.group_tiles = linear_logp_group_tiles(main.rows, args.dim * plan.element_bytes);
   for (Int64 first = 0; first < args.num_rows; first += args.strip_rows) {
     args.first_row = first;
-    queue.step(k_fwd_main, std::min(tiles_of(first), main.most_blocks), main.threads, args, main.shared_bytes,
-               &main.maps);
+    queue.step(k_fwd_main, std::min(tiles_of(first), main.most_blocks), main.threads, args,
+               main.shared_bytes, &main.maps);
     queue.step(k_fwd_merge, ceil_div(args.strip_rows, 32), 512, args);
     if (args.next_tile != nullptr) ++args.next_tile;
   }

@@ -270,16 +270,19 @@ def test_explain_what_lies_in_the_cache(tmp_path):
     assert ended.report["disk_hits"] == 0
 
 
-def test_explain_a_fallback():
-    p = problem(3, 8, 712)
-    rlk.jit.configure(policy="off")
-    before = rlk.jit.explain(rlk.jit.linear_logp, *p.operands)
+def test_explain_a_fallback(tmp_path):
+    script = """
+    import rlk
+    rlk.jit.configure(policy="off", log="error")
+    before = rlk.jit.explain(rlk.jit.linear_logp, *operands())
+    call()
+    report(before=before, after=rlk.jit.explain(rlk.jit.linear_logp, *operands()))
+    """
+    ended = run_python(script, RLK_CACHE_DIR=str(tmp_path))
+    before, after = (rlk.jit.Explanation(*ended.report[name]) for name in ("before", "after"))
     assert (before.variant, before.source) == ("generic", "cache")
-    assert "RLK_JIT=off" in before.reason
-    rlk.jit.configure(log="error")
-    p.logp()
-    after = rlk.jit.explain(rlk.jit.linear_logp, *p.operands)
     assert (after.variant, after.source, after.key) == ("generic", "loaded", before.key)
+    assert "RLK_JIT=off" in before.reason
     assert "RLK_JIT=off" in after.reason
 
 
