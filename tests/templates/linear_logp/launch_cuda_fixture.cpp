@@ -40,28 +40,32 @@ LinearLogpCall LaunchCudaTest::make(const CudaCase& wanted) {
   return call;
 }
 
-void LaunchCudaTest::run(const LinearLogpCall& call, const CudaCase& wanted) {
+std::vector<CudaStep> LaunchCudaTest::run(const LinearLogpCall& call, const CudaCase& wanted) {
+  forget();
   LoadedKernel kernel = load_entries(linear_logp_cuda_entries(wanted.pass));
   kernel.target = wanted.target;
   kernel.constants[k_linear_logp_tile] = wanted.tile;
   launch_linear_logp_cuda(kernel, call,
                           {Int64{wanted.budget_mib} << 20, wanted.max_sms, wanted.validate_sync});
-}
-
-std::vector<CudaStep> LaunchCudaTest::run(const CudaCase& wanted) {
-  forget();
-  run(make(wanted), wanted);
+  if (wanted.validate_sync) return steps();
+  expect_sound(wanted.target);
+  expect_sound_workspace(wanted.dtype);
+  if (!fake_.launches.empty()) {
+    expect_given({&call.hidden, &call.weight, &call.target, &call.bias, &call.temperature,
+                  &call.mask, &call.entropy, &call.row_max, &call.row_log_sum, &call.log_prob,
+                  &call.lse, &call.grad_output, &call.grad_entropy, &call.grad_lse,
+                  &call.grad_hidden, &call.grad_weight, &call.grad_bias});
+  }
   return steps();
 }
 
-void expect_sound_workspace(const std::vector<CudaStep>& steps, const FakeWorkspace& workspace,
-                            DType dtype) {
+void LaunchCudaTest::expect_sound_workspace(DType dtype) {
   WorkspaceArrays arrays;
   const auto element_bytes = static_cast<int>(size_bytes(dtype));
   const auto add = [&](const char* name, const void* data, Int64 bytes) {
     arrays.add(name, data, bytes);
   };
-  for (const CudaStep& step : steps) {
+  for (const CudaStep& step : steps()) {
     if (step.name == "pack") {
       add("copy", step.copy.to, step.copy.num_rows * step.copy.pitch * step.copy.element_bytes);
       continue;
@@ -89,7 +93,7 @@ void expect_sound_workspace(const std::vector<CudaStep>& steps, const FakeWorksp
       add("hidden_shifted", args.hidden_shifted, rows * args.hidden_shifted_pitch * element_bytes);
     }
   }
-  arrays.expect_fill(workspace);
+  arrays.expect_fill(workspace_);
 }
 
 }  // namespace rlk::test

@@ -34,13 +34,13 @@ using CudaStep = LaunchedStep<LinearLogpCudaArgs>;
 class LaunchCudaTest : public LaunchFixture<LinearLogpCudaArgs> {
  protected:
   LinearLogpCall make(const CudaCase& wanted);
-  void run(const LinearLogpCall& call, const CudaCase& wanted);
-  // Makes and runs.
-  std::vector<CudaStep> run(const CudaCase& wanted);
-};
+  // Runs it alone, what came before is forgotten, and checks what holds of every launch: its
+  // workspace is what the steps use, and they get every tensor of the call.
+  std::vector<CudaStep> run(const LinearLogpCall& call, const CudaCase& wanted);
+  std::vector<CudaStep> run(const CudaCase& wanted) { return run(make(wanted), wanted); }
 
-// WorkspaceArrays::expect_fill of those that these steps use.
-void expect_sound_workspace(const std::vector<CudaStep>& steps, const FakeWorkspace& workspace,
-                            DType dtype);
+ private:
+  void expect_sound_workspace(DType dtype);
+};
 
 }  // namespace rlk::test

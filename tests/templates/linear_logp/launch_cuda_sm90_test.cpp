@@ -16,14 +16,10 @@ class LaunchCudaSm90Test : public LaunchCudaTest {
 TEST_F(LaunchCudaSm90Test, MatricesAreReadInPlace) {
   const CudaCase wanted = on_sm90({.rows = 1000, .vocab = 1000, .dim = 64});
   const LinearLogpCall call = make(wanted);
-  run(call, wanted);
+  const auto all = run(call, wanted);
   ASSERT_EQ(names(), "main merge");
-  const auto all = steps();
   // 8 tiles of 128 rows by 6 leaves: fewer than the card has multiprocessors.
   EXPECT_EQ(all[0].blocks, 48u);
-  EXPECT_EQ(all[0].threads, 384u);
-  EXPECT_EQ(all[0].shared_bytes, (128u + 192) * 64 * 5 * 2);
-  expect_sound_workspace(all, workspace_, DType::bf16);
   ASSERT_EQ(fake_.tensor_maps.size(), 2u);  // hidden's is that of the gathered rows as well
   const auto& hidden = fake_.tensor_maps[0];
   EXPECT_EQ(hidden.data, call.hidden.data);
@@ -57,7 +53,6 @@ TEST_F(LaunchCudaSm90Test, EachTileHasItsShape) {
     EXPECT_EQ(fake_.tensor_maps[0].box_rows, static_cast<std::uint32_t>(shape.rows));
     EXPECT_EQ(all[0].args.next_tile != nullptr, shape.dynamic) << shape.name;
     EXPECT_EQ(fake_.memsets.size(), 0u) << shape.name;  // each tile has a block
-    expect_sound_workspace(all, workspace_, DType::bf16);
   }
 }
 
@@ -67,8 +62,6 @@ TEST_F(LaunchCudaSm90Test, CountersAreZeroedOnce) {
   ASSERT_EQ(names(), "main merge main merge main merge main merge");
   ASSERT_EQ(fake_.memsets.size(), 1u);
   EXPECT_EQ(fake_.memsets[0].bytes, 16u);
-  EXPECT_EQ(fake_.memsets[0].value, 0);
-  EXPECT_EQ(fake_.memsets[0].stream, k_stream);
   EXPECT_EQ(fake_.memsets[0].address, reinterpret_cast<std::uint64_t>(all[0].args.next_tile));
   for (std::size_t i = 0; i < all.size(); i += 2) {
     EXPECT_EQ(all[i].args.next_tile, all[0].args.next_tile + i / 2);
@@ -77,7 +70,6 @@ TEST_F(LaunchCudaSm90Test, CountersAreZeroedOnce) {
     EXPECT_EQ(all[i].args.strip_rows, 4096);
     EXPECT_EQ(all[i].args.group_tiles, 32);
   }
-  expect_sound_workspace(all, workspace_, DType::bf16);
 }
 
 // What active rows there are is known on the device alone: both ways to read them are given.
@@ -86,12 +78,8 @@ TEST_F(LaunchCudaSm90Test, ActiveRowsAreGatheredUnlessAllAre) {
     CudaCase wanted = on_sm90({.rows = 257, .dim = 64, .has_mask = has_mask});
     if (!has_mask) wanted.ignore_index = -100;
     const LinearLogpCall call = make(wanted);
-    workspace_.requests.clear();
-    fake_.launches.clear();
-    fake_.tensor_maps.clear();
-    run(call, wanted);
+    const auto all = run(call, wanted);
     ASSERT_EQ(names(), "rows pack main merge");
-    const auto all = steps();
     const LogpCudaCopy& copy = all[1].copy;
     EXPECT_EQ(copy.skipped_if_all, 1);
     EXPECT_EQ(copy.from, call.hidden.data);
@@ -102,7 +90,6 @@ TEST_F(LaunchCudaSm90Test, ActiveRowsAreGatheredUnlessAllAre) {
     EXPECT_EQ(fake_.tensor_maps[0].data, call.hidden.data);
     EXPECT_EQ(fake_.tensor_maps[1].data, copy.to);
     EXPECT_EQ(fake_.tensor_maps[1].pitch_bytes, 128u);
-    expect_sound_workspace(all, workspace_, DType::bf16);
     wanted.rows = 256;
     run(wanted);
     EXPECT_EQ(names(), "main merge") << "the weight is read whole in any case";
@@ -116,12 +103,9 @@ TEST_F(LaunchCudaSm90Test, OtherLayoutsAreCopied) {
   const auto expect_copied = [&](const Tensor& hidden, int element_bytes) {
     LinearLogpCall call = dense;
     call.hidden = hidden;
-    workspace_.requests.clear();
-    fake_.launches.clear();
-    fake_.tensor_maps.clear();
-    run(call, wanted);
+    const auto all = run(call, wanted);
     ASSERT_EQ(names(), "rows pack main merge");
-    const LogpCudaCopy copy = steps()[1].copy;
+    const LogpCudaCopy& copy = all[1].copy;
     EXPECT_EQ(copy.skipped_if_all, 0);
     EXPECT_EQ(copy.element_bytes, element_bytes);
     ASSERT_EQ(fake_.tensor_maps.size(), 2u);

@@ -87,12 +87,11 @@ TEST_F(LaunchLogpCopiesTest, TheGradientIsWrittenWhereItLies) {
 TEST_F(LaunchLogpCopiesTest, ValuesARowOfOneStrideStay) {
   LogpCall call = make({.rows = 12, .has_mask = true});
   call.target = view(call.target, {0});
-  call.mask = view(call.mask, {-2}, 22);
+  call.mask = view(call.mask, {-1}, 11);
   const auto all = run(call);
   ASSERT_EQ(names(), "main");
-  EXPECT_EQ(all[0].args.target.stride, 0);
-  EXPECT_EQ(all[0].args.mask.stride, -2);
-  EXPECT_EQ(all[0].args.mask.data, call.mask.data);
+  expect_array(all[0].args.target, call.target);
+  expect_array(all[0].args.mask, call.mask);
 }
 
 TEST_F(LaunchLogpCopiesTest, ValuesARowOfMoreThanOneStrideAreCopiedFirst) {
@@ -105,43 +104,26 @@ TEST_F(LaunchLogpCopiesTest, ValuesARowOfMoreThanOneStrideAreCopiedFirst) {
     call.grad_output = view(tensor(DType::bf16, {3, 4}), {1, 3});
     call.grad_entropy = view(tensor(DType::f16, {3, 4}), {1, 3});
     call.grad_lse = view(tensor(DType::f32, {3, 4}), {1, 3});
-    auto all = run(call);
+    const auto all = run(call);
     ASSERT_EQ(names(), "pack pack pack pack pack pack main");
     const LogpCudaArgs& args = all[6].args;
-    struct {
-      const Tensor& tensor;
-      const LogpCudaArray& array;
-    } const values[] = {{call.grad_output, args.grad},  {call.grad_entropy, args.grad_entropy},
-                        {call.grad_lse, args.grad_lse}, {call.target, args.target},
-                        {call.mask, args.mask},         {call.temperature, args.temperature}};
-    for (std::size_t i = 0; i < std::size(values); ++i) {
-      const LogpCudaCopy& copy = all[i].copy;
-      const auto& [given, array] = values[i];
-      EXPECT_EQ(all[i].blocks, 12u) << i;
-      EXPECT_EQ(all[i].threads, 256u) << i;
-      EXPECT_EQ(all[i].stream, k_stream) << i;
-      EXPECT_EQ(copy.from, given.data) << i;
-      EXPECT_EQ(copy.num_rows, 12) << i;
-      EXPECT_EQ(copy.num_cols, 1) << i;
-      EXPECT_EQ(copy.pitch, 1) << i;
-      EXPECT_EQ(copy.num_axes, 2) << i;
-      EXPECT_EQ(copy.sizes[0], 3) << i;
-      EXPECT_EQ(copy.strides[0], 1) << i;
-      EXPECT_EQ(copy.strides[1], 3) << i;
-      EXPECT_EQ(copy.element_bytes, static_cast<int>(size_bytes(given.dtype))) << i;
-      EXPECT_EQ(copy.rows, nullptr) << i;
-      EXPECT_EQ(array.data, copy.to) << i;
-      EXPECT_EQ(array.stride, 1) << i;
-      EXPECT_EQ(array.type, type_code(given.dtype)) << i;
+    const Tensor* given[] = {&call.grad_output, &call.grad_entropy, &call.grad_lse,
+                             &call.target,      &call.mask,         &call.temperature};
+    const LogpCudaArray* read[] = {&args.grad,   &args.grad_entropy, &args.grad_lse,
+                                   &args.target, &args.mask,         &args.temperature};
+    for (std::size_t i = 0; i < std::size(given); ++i) {
+      SCOPED_TRACE(i);
+      expect_copied(*read[i], all[i].copy, *given[i]);
+      EXPECT_EQ(all[i].copy.sizes[0], 3);
+      EXPECT_EQ(all[i].copy.strides[1], 3);
     }
-    expect_sound_workspace(all, workspace_);
 
     // In the forward, beside the partials of rows that are cut.
     call.pass = jit::Pass::fwd;
+    call.grad_output = call.grad_entropy = call.grad_lse = call.grad_logits = {};
     call.log_prob = tensor(DType::f32, {3, 4});
-    all = run(call);
+    run(call);
     EXPECT_EQ(names(), vocab == 1000 ? "pack pack pack main" : "pack pack pack main merge");
-    expect_sound_workspace(all, workspace_);
   }
 }
 
@@ -154,7 +136,6 @@ TEST_F(LaunchLogpCopiesTest, ManyRowsOfACopyShareBlocks) {
   ASSERT_EQ(names(), "pack main");
   EXPECT_EQ(all[0].blocks, 1024u);
   EXPECT_EQ(all[0].copy.num_rows, 6000);
-  expect_sound_workspace(all, workspace_);
 }
 
 }  // namespace

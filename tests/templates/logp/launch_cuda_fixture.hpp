@@ -62,36 +62,44 @@ class LaunchLogpTest : public LaunchFixture<LogpCudaArgs> {
     return call;
   }
 
-  // Runs it alone: what came before is forgotten.
+  // Runs it alone, what came before is forgotten, and checks what holds of every launch: its
+  // workspace is what the steps use, and they get every tensor of the call.
   std::vector<LogpStep> run(const LogpCall& call, bool validate_sync = false) {
     forget();
     LoadedKernel kernel = load_entries(logp_entries(call.pass, Backend::cuda));
     kernel.target = Target::sm_90a;
     launch_logp(kernel, call, {.validate_sync = validate_sync});
+    if (validate_sync) return steps();
+    expect_sound(kernel.target);
+    expect_sound_workspace();
+    if (!fake_.launches.empty()) {
+      expect_given({&call.logits, &call.target, &call.temperature, &call.mask, &call.entropy,
+                    &call.row_max, &call.row_log_sum, &call.log_prob, &call.lse, &call.grad_output,
+                    &call.grad_entropy, &call.grad_lse, &call.grad_logits, &call.unless_one});
+    }
     return steps();
   }
   std::vector<LogpStep> run(const LogpCase& wanted) {
     return run(make(wanted), wanted.validate_sync);
   }
-};
 
-// WorkspaceArrays::expect_fill of those that these steps use.
-inline void expect_sound_workspace(const std::vector<LogpStep>& steps,
-                                   const FakeWorkspace& workspace) {
-  WorkspaceArrays arrays;
-  for (const LogpStep& step : steps) {
-    if (step.name == "pack") {
-      arrays.add("copy", step.copy.to,
-                 step.copy.num_rows * step.copy.pitch * step.copy.element_bytes);
-      continue;
+ private:
+  void expect_sound_workspace() {
+    WorkspaceArrays arrays;
+    for (const LogpStep& step : steps()) {
+      if (step.name == "pack") {
+        arrays.add("copy", step.copy.to,
+                   step.copy.num_rows * step.copy.pitch * step.copy.element_bytes);
+        continue;
+      }
+      const LogpCudaArgs& args = step.args;
+      const Int64 bytes = args.num_rows * logp_num_leaves(args.vocab) * 4;
+      arrays.add("partial_max", args.partial_max, bytes);
+      arrays.add("partial_sum", args.partial_sum, bytes);
+      arrays.add("partial_moment", args.partial_moment, bytes);
     }
-    const LogpCudaArgs& args = step.args;
-    const Int64 bytes = args.num_rows * logp_num_leaves(args.vocab) * 4;
-    arrays.add("partial_max", args.partial_max, bytes);
-    arrays.add("partial_sum", args.partial_sum, bytes);
-    arrays.add("partial_moment", args.partial_moment, bytes);
+    arrays.expect_fill(workspace_);
   }
-  arrays.expect_fill(workspace);
-}
+};
 
 }  // namespace rlk::test
