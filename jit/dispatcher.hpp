@@ -148,7 +148,8 @@ class Dispatcher {
   bool preload_one(const Specialization& spec, int device);
   Variant use(const Missing& missing, const Decision& decision, KernelPtr kernel);
   void make_in_background(const Missing& missing, Variant& meanwhile);
-  void run_in_background(const Missing& missing, const std::string& note, ComingKernel& coming);
+  void run_in_background(const Missing& missing, const std::string& note,
+                         BackgroundKernel& background);
   void count_fallback(const Variant& variant);
   const Variant& take_over(const OpCall& call, const Specialization& spec, const Variant& fallback);
   void warn_once(const std::string& message, const std::string& reason);
@@ -173,7 +174,8 @@ class Dispatcher {
   Session session_;
   std::set<std::string> warned_;
   // By specialization: what is, or was, built in the background.
-  std::unordered_map<Specialization, std::shared_ptr<ComingKernel>, SpecializationHash> coming_;
+  std::unordered_map<Specialization, std::shared_ptr<BackgroundKernel>, SpecializationHash>
+      background_kernels_;
 
   std::atomic<bool> is_ending_{false};
   Background background_{2};

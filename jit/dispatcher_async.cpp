@@ -10,51 +10,52 @@ void Dispatcher::make_in_background(const Missing& missing, Variant& meanwhile) 
   bool is_new = false;
   {
     const std::lock_guard lock(mutex_);
-    auto& slot = coming_[missing.spec];
+    auto& slot = background_kernels_[missing.spec];
     is_new = slot == nullptr;
-    if (is_new) slot = std::make_shared<ComingKernel>();
-    meanwhile.coming = slot;
+    if (is_new) slot = std::make_shared<BackgroundKernel>();
+    meanwhile.background = slot;
   }
   // Not new where configure() had the fallbacks forgotten.
   if (is_new) {
-    background_.add([this, missing, coming = meanwhile.coming, note = note_of(meanwhile)] {
-      run_in_background(missing, note, *coming);
+    background_.add([this, missing, background = meanwhile.background, note = note_of(meanwhile)] {
+      run_in_background(missing, note, *background);
     });
   }
 }
 
 void Dispatcher::run_in_background(const Missing& missing, const std::string& note,
-                                   ComingKernel& coming) {
+                                   BackgroundKernel& background) {
   const std::shared_lock building(building_);
   try {
-    coming.kernel = make(missing);
+    background.kernel = make(missing);
   } catch (const std::exception& error) {
-    coming.failure = error.what();
-    warn_once(fmt::format("{}: {}: {}", missing.spec.text(), note, coming.failure), coming.failure);
+    background.failure = error.what();
+    warn_once(fmt::format("{}: {}: {}", missing.spec.text(), note, background.failure),
+              background.failure);
     const std::lock_guard lock(mutex_);
-    coming_.erase(missing.spec);  // after a configure() it is tried again
+    background_kernels_.erase(missing.spec);  // after a configure() it is tried again
   }
-  coming.is_done.store(true, std::memory_order_release);
+  background.is_done.store(true, std::memory_order_release);
 }
 
 // What runs for this call, whose fallback was found loaded: that, or what has come in its place.
 const Variant& Dispatcher::take_over(const OpCall& call, const Specialization& spec,
                                      const Variant& fallback) {
-  const auto& coming = fallback.coming;
+  const auto& background = fallback.background;
   // A graph under capture keeps the kernel that it began with.
-  if (coming == nullptr || !coming->is_done.load(std::memory_order_acquire) ||
+  if (background == nullptr || !background->is_done.load(std::memory_order_acquire) ||
       tools(spec).loader->is_capturing(call.device.index, call.stream)) {
     count_fallback(fallback);
     return fallback;
   }
-  if (coming->kernel == nullptr) {
+  if (background->kernel == nullptr) {
     count_fallback(fallback);
     Variant lasting = fallback;
-    lasting.reason = coming->failure;
-    lasting.coming = nullptr;
+    lasting.reason = background->failure;
+    lasting.background = nullptr;
     return table_.replace_fallback(spec, std::move(lasting));
   }
-  return table_.replace_fallback(spec, {.kernel = coming->kernel});
+  return table_.replace_fallback(spec, {.kernel = background->kernel});
 }
 
 }  // namespace rlk::jit

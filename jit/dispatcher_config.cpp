@@ -79,7 +79,7 @@ void Dispatcher::reset_in_child() {
   background_.reset_in_child();
   table_.reset_in_child();
   // What the parent's threads were to build nobody builds here: it is asked for again.
-  std::erase_if(coming_, [](const auto& entry) { return !entry.second->is_done; });
+  std::erase_if(background_kernels_, [](const auto& entry) { return !entry.second->is_done; });
   table_.forget_fallbacks();
   mutex_.unlock();
   new (&building_) std::shared_mutex;  // the old one counts waiting threads that are not here

@@ -27,14 +27,14 @@ Decision decision_of(const Specialization& spec, const Variant& variant) {
   Decision decision{
       {spec.op, spec.pass, kernel.target, kernel.constants}, Origin::loaded, variant.fallback};
   decision.reason = variant.is_fallback() ? variant.reason : "it runs already in this process";
-  const auto& coming = variant.coming;
-  if (coming == nullptr || !coming->is_done) return decision;
-  if (coming->kernel) {
+  const auto& background = variant.background;
+  if (background == nullptr || !background->is_done) return decision;
+  if (background->kernel) {
     return {.kernel = spec,
             .origin = Origin::loaded,
             .reason = "it was compiled in the background and takes over at the next call"};
   }
-  decision.reason = coming->failure;
+  decision.reason = background->failure;
   return decision;
 }
 

@@ -29,7 +29,7 @@ using KernelPtr = std::shared_ptr<const LoadedKernel>;
 
 // A kernel that is being built in the background. The rest is written before `is_done` becomes
 // true, and never afterwards.
-struct ComingKernel {
+struct BackgroundKernel {
   std::atomic<bool> is_done{false};
   KernelPtr kernel;     // null: it failed
   std::string failure;  // why
@@ -39,8 +39,8 @@ struct ComingKernel {
 struct Variant {
   KernelPtr kernel;
   Fallback fallback = Fallback::none;
-  std::string reason = {};                    // why the fallback runs
-  std::shared_ptr<ComingKernel> coming = {};  // what will take its place, if anything will
+  std::string reason = {};                            // why the fallback runs
+  std::shared_ptr<BackgroundKernel> background = {};  // what will take its place, if anything will
 
   bool is_fallback() const { return fallback != Fallback::none; }
 };

@@ -20,7 +20,7 @@ constexpr std::string_view k_size_expected = "a size such as 500M, 1GiB or 0 (no
 
 [[noreturn]] void refuse(std::string_view source, std::string_view expected,
                          const std::string& got) {
-  throw InvalidArgument("{}: expected {}, got {}", source, expected, got);
+  throw InvalidArgument(Fault{"", std::string(source), std::string(expected), got});
 }
 
 std::string in_quotes(std::string_view text) { return fmt::format("\"{}\"", text); }

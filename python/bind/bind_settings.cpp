@@ -25,8 +25,8 @@ void expect_tile(const std::string& word) {
     names.insert(names.end(), op->tile_names.begin(), op->tile_names.end());
   }
   if (std::ranges::find(names, word) != names.end()) return;
-  throw InvalidArgument("configure: tile: expected one of {}, got \"{}\"", fmt::join(names, ", "),
-                        word);
+  throw InvalidArgument(Fault{"configure", "tile", fmt::format("one of {}", fmt::join(names, ", ")),
+                              fmt::format("\"{}\"", word)});
 }
 
 // The text of a value that configure() was given.

@@ -53,9 +53,7 @@ def _cuda_index(device: Any) -> int | None:
         return _current_cuda()
     if kind == "cuda" and index.isdigit():
         return int(index)
-    raise errors.InvalidArgument(
-        f'preload: device: expected "cpu", "cuda", "cuda:0" or a number, got {device!r}'
-    )
+    errors.fail("preload", "device", '"cpu", "cuda", "cuda:0" or a number', repr(device))
 
 
 def _own_device() -> int | None:

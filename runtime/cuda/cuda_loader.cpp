@@ -105,8 +105,8 @@ class CudaLoader final : public Loader {
   Target target(int index) override {
     const DeviceInfo& device = find_device(index);
     if (device.target) return *device.target;
-    throw Unsupported("device: expected compute capability 8.0 or later, got {}.{} ({})",
-                      device.major, device.minor, device.name);
+    throw Unsupported(Fault{"", "device", "compute capability 8.0 or later",
+                            fmt::format("{}.{} ({})", device.major, device.minor, device.name)});
   }
 
   DeviceModel model(int index) override {

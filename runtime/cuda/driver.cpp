@@ -148,8 +148,8 @@ const std::vector<DeviceInfo>& Driver::devices() {
 const DeviceInfo& Driver::device(DeviceOrdinal ordinal) {
   const auto& all = devices();
   if (ordinal < 0 || static_cast<std::size_t>(ordinal) >= all.size()) {
-    throw InvalidArgument("device: expected one of the {} CUDA devices, got cuda:{}", all.size(),
-                          ordinal);
+    throw InvalidArgument(Fault{"", "device", fmt::format("one of the {} CUDA devices", all.size()),
+                                fmt::format("cuda:{}", ordinal)});
   }
   return all[static_cast<std::size_t>(ordinal)];
 }

@@ -32,8 +32,9 @@ void LoadedEntry::prepare(DeviceOrdinal device) {
   if (is_prepared(device)) return;
   const DeviceInfo& info = driver_.device(device);
   if (device >= k_max_devices) {
-    throw Unsupported("device: expected one of cuda:0 to cuda:{}, got cuda:{}", k_max_devices - 1,
-                      device);
+    throw Unsupported(Fault{"", "device",
+                            fmt::format("one of cuda:0 to cuda:{}", k_max_devices - 1),
+                            fmt::format("cuda:{}", device)});
   }
   const DeviceGuard guard(driver_, device);
   const RelaxedCapture relaxed(driver_);

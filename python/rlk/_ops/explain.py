@@ -45,7 +45,6 @@ def explain(op: Any, /, *arguments: Any, backward: bool = False, **options: Any)
             raise no_option(op.__name__, name)
     bound = signature.bind_partial(*arguments, **options)
     bound.apply_defaults()
-    # What is not looked at may be absent.
-    given = {**dict.fromkeys(signature.parameters), **bound.arguments}
-    more = given.pop("options", {})
-    return Explanation(*found({**given, **more, "backward": backward}))
+    # As the function's own locals; what is not looked at may be absent.
+    absent = dict.fromkeys(signature.parameters)
+    return Explanation(*found({**absent, **bound.arguments, "backward": backward}))

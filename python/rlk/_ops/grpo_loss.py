@@ -160,20 +160,13 @@ def grpo_loss_backward(
 
 
 def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
-    backward, options = arguments["backward"], {**arguments}
-    own = {name: options.pop(name) for name in (*SIGNATURE, "backward") if name in options}
-    logp = arguments_of("logp", own, NAMES)
-    given = own["old_logps"] is not None and own["rewards"] is not None
-    if backward and given:
-        call = make_call({**own, "options": options})
+    backward = arguments["backward"]
+    logp = arguments_of("logp", arguments, NAMES)
+    if backward and arguments["old_logps"] is not None and arguments["rewards"] is not None:
+        call = make_call(arguments)
         if grpo_rows.fits(call.logp, call.ref_logps, call.loss):
             return _core.grpo_loss_explain(logp)
-    return _core.logp_explain({**logp, "return_entropy": False, "backward": backward})
-
-
-SIGNATURE = grpo_loss.__code__.co_varnames[
-    : grpo_loss.__code__.co_argcount + grpo_loss.__code__.co_kwonlyargcount
-]
+    return _core.logp_explain({**logp, "backward": backward})
 
 
 class Call(NamedTuple):

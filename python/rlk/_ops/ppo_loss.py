@@ -146,8 +146,7 @@ def ppo_loss_backward(
 
 
 def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
-    del arguments["backward"]
-    call = make_call({name: arguments.pop(name) for name in INPUTS} | {"options": arguments})
+    call = make_call(arguments)
     return _core.ppo_loss_explain(call.arguments, call.options.core)
 
 
