@@ -46,6 +46,8 @@ struct KernelSource {
   std::string_view digest;  // SHA-256 of the code, in hex
 };
 
+inline int no_shared_bytes(const Specialization&) { return 0; }
+
 inline std::vector<Specialization> no_alternatives(const Specialization&) { return {}; }
 
 // Of an op no size of a model is a constant of: its kernels follow from a call's options.
@@ -67,13 +69,13 @@ struct Op {
   // Entry points of the artifact of a pass.
   std::span<const char* const> (*entries)(Pass, Backend);
   // Most dynamic shared memory that a launch asks for; 0 on the CPU.
-  int (*dynamic_shared_bytes)(const Specialization&);
+  int (*dynamic_shared_bytes)(const Specialization&) = no_shared_bytes;
   // The generic variants that ship with rlk, for one target.
   std::vector<Specialization> (*generic_variants)(Target);
   // The variants that calls of a model's head ask for. Throws InvalidArgument, as such a call
   // would.
   std::vector<Specialization> (*model_variants)(const ModelShape&, DType, Pass, Target,
-                                                const Tuning&);
+                                                const Tuning&) = no_model_variants;
   // The template of the op of this name; null where the build has none for the target.
   const KernelSource* (*find_source)(std::string_view name, Target);
   // Those that differ from this one in their tile alone, so that they give the same bits.

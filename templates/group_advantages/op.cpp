@@ -169,8 +169,6 @@ jit::Specialization specialize(const jit::OpCall& base, Target target, const jit
   return {call.op, call.pass, target, {kFloat32, call.normalize, call.eps_mode}};
 }
 
-int no_shared_bytes(const jit::Specialization&) { return 0; }
-
 std::vector<jit::Specialization> generic_variants(Target target) {
   return {jit::Specialization{&templates::group_advantages_op, jit::Pass::fwd, target, {kFloat32}}
               .generic()};
@@ -186,9 +184,7 @@ const jit::Op group_advantages_op{
     .specialize = specialize,
     .launch = launch,
     .entries = entries,
-    .dynamic_shared_bytes = no_shared_bytes,
     .generic_variants = generic_variants,
-    .model_variants = jit::no_model_variants,
     .find_source = find_source,
     .parameters = k_parameters,
 };

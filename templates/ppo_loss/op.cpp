@@ -46,8 +46,6 @@ std::vector<jit::Specialization> generic_variants(Target target) {
   return variants;
 }
 
-int no_shared_bytes(const jit::Specialization&) { return 0; }
-
 }  // namespace
 
 namespace templates {
@@ -58,9 +56,7 @@ const jit::Op ppo_loss_op{
     .specialize = specialize,
     .launch = launch_ppo_loss,
     .entries = ppo_loss_entries,
-    .dynamic_shared_bytes = no_shared_bytes,
     .generic_variants = generic_variants,
-    .model_variants = jit::no_model_variants,
     .find_source = find_source,
     .parameters = k_parameters,
 };

@@ -177,8 +177,6 @@ jit::Specialization specialize(const jit::OpCall& base, Target target, const jit
   return call.pass == jit::Pass::fwd ? spec : spec.generic();
 }
 
-int no_shared_bytes(const jit::Specialization&) { return 0; }
-
 std::vector<jit::Specialization> generic_variants(Target target) {
   std::vector<jit::Specialization> variants;
   for (auto pass : {jit::Pass::fwd, jit::Pass::bwd}) {
@@ -198,9 +196,7 @@ const jit::Op ratio_kl_op{
     .specialize = specialize,
     .launch = launch,
     .entries = entries,
-    .dynamic_shared_bytes = no_shared_bytes,
     .generic_variants = generic_variants,
-    .model_variants = jit::no_model_variants,
     .find_source = find_source,
     .parameters = k_parameters,
 };
