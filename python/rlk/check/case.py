@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One case (which op, at what sizes, on what inputs) and the inputs made from it."""
+"""One case (which op, what sizes, what inputs), the inputs made from it, and pairs of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Case:
     op: str
     dtype: str
     lead: tuple[int, ...]
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int] = field(default_factory=dict)
     kind: str = "random"
     layout: str = "contiguous"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -69,6 +69,34 @@ class Inputs:
         """Only the rows `index` of the flattened rows, in that order, contiguous, lead (n,)."""
         picked = {name: take_rows(self[name], len(self.lead), index) for name in self.row_names}
         return replace(self, values={**self.values, **picked}, lead=(len(index),))
+
+    def active_rows(self, name: str, active: np.ndarray) -> np.ndarray:
+        """In float64 the active rows of an input; a number, rounded to fp32, as one a row."""
+        value = self[name]
+        if isinstance(value, Stored):
+            return np.asarray(value.values()[active])
+        return np.full(int(active.sum()), float(np.float32(value)))
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """Two inputs that differ in one option, which must change what both calls give: all of it, or
+    what `shows_in` names."""
+
+    option: str
+    without: Inputs
+    with_option: Inputs
+    shows_in: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Inputs that must raise, or give NaN at `place` of the flattened outputs (devices that cannot
+    raise at once)."""
+
+    label: str
+    inputs: Inputs
+    place: int
 
 
 def flat_rows(stored: Stored, num_lead: int) -> np.ndarray:

@@ -17,9 +17,9 @@ from .case import Case, Inputs
 from .compare import Deviation, deviation, expect_form, same_bits
 from .contract import Contract
 from .frameworks import Failure
-from .oracle import Bounded
+from .oracle import Bounded, Expected
 from .result import measured
-from .spec import Expected, OpSpec
+from .spec import OpSpec
 from .stored import Stored
 
 
@@ -40,15 +40,16 @@ class Session:
             self._last = (case, inputs, self.expected(case, inputs))
         return self._last[1:]
 
+    def coefficients(self, op_class: str, dtype: str) -> Mapping[str, float]:
+        return self.contract.coefficients(op_class, dtype, self.arch)
+
     def expected(self, case: Case, inputs: Inputs) -> Expected:
-        return self.spec.expected(case, inputs, self.contract, self.arch)
+        return self.spec.expected(case, inputs, self.coefficients)
 
     def expected_gradients(
         self, case: Case, inputs: Inputs, upstream: Mapping[str, Stored], forward: Expected
     ) -> Mapping[str, Bounded]:
-        return self.spec.expected_gradients(
-            case, inputs, upstream, forward, self.contract, self.arch
-        )
+        return self.spec.expected_gradients(case, inputs, upstream, forward, self.coefficients)
 
     def forward(self, inputs: Inputs) -> Outcome:
         """One forward call whose outputs have the right form and whose inputs are untouched."""
@@ -158,7 +159,7 @@ def expect_same(
 
 def place_of(spec: OpSpec, inputs: Inputs, name: str, index: tuple[int, ...]) -> dict[str, int]:
     """An index by the names of its axes; row and position are batch and sequence."""
-    axes = spec.axes[name]
+    axes = spec.axes.get(name, ())
     if name in spec.row_outputs:
         lead = ("row", "position") if len(inputs.lead) == 2 else ("row",) * len(inputs.lead)
         axes = (*lead, *axes)

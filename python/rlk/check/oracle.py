@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,24 @@ class Bounded:
     value: Array
     bound: Array
 
+    def spread(self, active: Array, neutral: float = 0.0) -> Bounded:
+        """Of active rows, at their place among all; the others are exactly the neutral value."""
+
+        def full(rows: Array, fill: float) -> Array:
+            found = np.full((*active.shape, *rows.shape[1:]), fill)
+            found[active] = rows
+            return found
+
+        return Bounded(full(self.value, neutral), full(self.bound, 0.0))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Exact outputs with their bounds, and what the gradients' oracle goes on with."""
+
+    outputs: Mapping[str, Bounded]
+    state: Any
+
 
 @dataclass(frozen=True)
 class Block:
@@ -34,18 +53,33 @@ class Block:
     inside: Array | None  # x / softcap, what the tanh is taken of; None without a softcap
 
 
-@dataclass(frozen=True)
-class LinearRows:
-    """A linear head's active rows in float64: hidden [N, D], weight [V, D], target and
-    temperature [N], bias [V] or None, softcap or None, logit_scale."""
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Active rows in float64: target and temperature [N], softcap or None, logit_scale."""
+
+    target: Array
+    temperature: Array
+    softcap: float | None = None
+    logit_scale: float = 1.0
+
+    def block(self, columns: slice, raw: Array, sizes: Array) -> Block:
+        """From the biased product and the magnitudes that it was summed from."""
+        raw, sizes = raw * self.logit_scale, sizes * abs(self.logit_scale)
+        inside = None
+        if self.softcap is not None:
+            inside = raw / self.softcap
+            raw = np.tanh(inside) * self.softcap
+        heat = self.temperature[:, None]
+        return Block(columns, raw / heat, sizes / heat, inside)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearRows(Rows):
+    """Of a linear head: hidden [N, D], weight [V, D], bias [V] or None."""
 
     hidden: Array
     weight: Array
-    target: Array
-    temperature: Array
     bias: Array | None
-    softcap: float | None = None
-    logit_scale: float = 1.0
 
     @property
     def has_options(self) -> bool:
@@ -56,7 +90,6 @@ class LinearRows:
         rows, vocab = self.hidden.shape[0], self.weight.shape[0]
         width = max(1, BLOCK_ELEMENTS // max(rows, 1))
         magnitude = np.abs(self.hidden)
-        heat = self.temperature[:, None]
         for start in range(0, vocab, width):
             columns = slice(start, min(start + width, vocab))
             raw = self.hidden @ self.weight[columns].T
@@ -64,12 +97,7 @@ class LinearRows:
             if self.bias is not None:
                 raw = raw + self.bias[columns]
                 sizes = sizes + np.abs(self.bias[columns])
-            raw, sizes = raw * self.logit_scale, sizes * abs(self.logit_scale)
-            inside = None
-            if self.softcap is not None:
-                inside = raw / self.softcap
-                raw = np.tanh(inside) * self.softcap
-            yield Block(columns, raw / heat, sizes / heat, inside)
+            yield self.block(columns, raw, sizes)
 
     @property
     def depth(self) -> int:
@@ -77,15 +105,11 @@ class LinearRows:
         return int(self.hidden.shape[1])
 
 
-@dataclass(frozen=True)
-class LogitRows:
-    """Logits' active rows in float64: logits [N, V], the rest as LinearRows."""
+@dataclass(frozen=True, kw_only=True)
+class LogitRows(Rows):
+    """Of logits [N, V] that are given."""
 
     logits: Array
-    target: Array
-    temperature: Array
-    softcap: float | None = None
-    logit_scale: float = 1.0
     depth: int = 0
 
     @property
@@ -95,13 +119,7 @@ class LogitRows:
 
     def blocks(self) -> Iterator[Block]:
         """The logits as one block."""
-        heat = self.temperature[:, None]
-        raw, inside = self.logits * self.logit_scale, None
-        sizes = np.abs(raw)
-        if self.softcap is not None:
-            inside = raw / self.softcap
-            raw = np.tanh(inside) * self.softcap
-        yield Block(slice(0, self.logits.shape[1]), raw / heat, sizes / heat, inside)
+        yield self.block(slice(0, self.logits.shape[1]), self.logits, np.abs(self.logits))
 
 
 def hits(target: Array, columns: slice) -> tuple[Array, Array]:

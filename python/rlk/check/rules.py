@@ -44,7 +44,7 @@ def refusals(session: Session, case: Case) -> Measured:
                 continue
             raise
         for name in spec.outputs_of(bad.inputs):
-            value = outcome.outputs[name].values().reshape(-1)[bad.row]
+            value = outcome.outputs[name].values().reshape(-1)[bad.place]
             if not np.isnan(value):
                 raise Failure("bad_input_accepted", f"{bad.label}: {name} is {value:.9g}")
     return {}

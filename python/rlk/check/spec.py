@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,21 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from rlk import jit
-from rlk._rules import DEFAULTS, WORDS
+from .case import Case, Inputs, Liveness, Rejected
+from .contract import Coefficients
+from .options import Parser, options_of, parsers
+from .oracle import Bounded, Expected
+from .stored import FLOATS, LAYOUTS, Stored, encode, of, of_raw
 
-from .case import Case, Inputs
-from .contract import Contract
-from .oracle import Bounded
-from .stored import Stored, of
-
-
-@dataclass(frozen=True)
-class Expected:
-    """Exact outputs with their bounds, and what the gradients' oracle goes on with."""
-
-    outputs: Mapping[str, Bounded]
-    state: Any
+Array = np.ndarray
+Changes = Mapping[str, Any]  # of a case, as Case.but takes them
+WILD = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 200.0, 0.0, -1.0])
 
 
 @dataclass(frozen=True)
@@ -40,84 +33,41 @@ class Adapter:
     options: frozenset[str]
 
 
-@dataclass(frozen=True)
-class Liveness:
-    """Two inputs that differ in one option, which must change what both calls give: all of it, or
-    what `shows_in` names."""
-
-    option: str
-    without: Inputs
-    with_option: Inputs
-    shows_in: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """Inputs that must raise, or give NaN in `row` (devices that cannot raise at once)."""
-
-    label: str
-    inputs: Inputs
-    row: int
-
-
-def options_of(op: str) -> dict[str, Any]:
-    """The arguments that a call of rlk.jit's op may leave out, with their defaults: of its
-    signature, and of the table of rules where it takes any of these. None: the dialect's."""
-    function = getattr(jit, op)
-    parameters = inspect.signature(function).parameters.values()
-    found = {p.name: p.default for p in parameters if p.default is not p.empty}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        rules = sorted(function.__globals__["OPTIONS"])
-        found = {**{name: DEFAULTS.get(name) for name in rules}, **found}
-    del found["stream"]
-    return found
-
-
-def yes_or_no(text: str) -> bool:
-    if text not in ("True", "False"):
-        raise ValueError(f"expected True or False, got {text}")
-    return text == "True"
-
-
-def one_of(*allowed: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in allowed:
-            raise ValueError(f"expected one of {', '.join(allowed)}, got {text}")
-        return text
-
-    return parse
-
-
-def parser_of(name: str, default: Any) -> Callable[[str], Any]:
-    """Reads a value of an option from its text."""
-    if isinstance(default, bool):
-        return yes_or_no
-    if name in WORDS:
-        return one_of(*WORDS[name])
-    if isinstance(default, (float, str)):
-        return type(default)
-    return int if name.startswith(("max_", "samples_", "global_", "ddof", "ignore_")) else float
-
-
 class OpSpec(ABC):
     """An op as the checker sees it. docs/checking.md walks through one."""
 
     name: str
-    mask = "mask"  # the argument that tells active rows
     op_class: str  # of the contract; its gradients use op_class + "_grad"
+    torch_reference: Callable[..., Any]  # the op as a PyTorch user writes it: candidate `torch`
+
+    # What goes in and what comes out.
     defaults: Mapping[str, Any]  # of the arguments that a call may leave out: rlk.jit's own
+    row_inputs: tuple[str, ...]  # those that have one row a row, where they are given
+    mask = "mask"  # the one that tells active rows
+    ids: str | None = None  # the one of token ids, which ignore_index and the vocabulary are of
+    float32_inputs: frozenset[str] = frozenset()  # whatever the case's dtype
+    never_garbage: frozenset[str] = frozenset()  # row inputs that are read in inactive rows too
     outputs: tuple[str, ...]  # the first is always there; see outputs_of
+    of_ids: tuple[str, ...] = ()  # those that are of one token id a row
     output_options: frozenset[str] = frozenset()  # arguments that ask for the others
-    grad_arguments: Mapping[str, str]  # output -> argument of `backward` for its gradient
     output_dtype: str = "float32"
+    grad_arguments: Mapping[str, str]  # output -> argument of `backward` for its gradient
     differentiable: tuple[str, ...]
-    axes: Mapping[str, tuple[str, ...]]  # what the trailing dimensions of a value are called
     row_outputs: tuple[str, ...]  # outputs and gradients that are one row a row
+    axes: Mapping[str, tuple[str, ...]]  # the trailing dimensions of a value, where it has some
+
+    # The cases.
     kinds: Mapping[str, str]  # input kind -> what it is for
-    adversarial: tuple[str, ...]  # kinds of --input-mode adversarial
+    adversarial: Sequence[str]  # all of them but the tame: kinds of --input-mode adversarial
     forward_only: tuple[str, ...] = ()  # kinds without a defined gradient
     option_sets: Sequence[Mapping[str, Any]]  # every value of every option is in one of them
-    option_values: Mapping[str, Callable[[str], Any]]  # a value from its text, or ValueError
+    own_options: tuple[str, ...] = ()  # of a case besides the op's
+    option_values: Mapping[str, Parser]  # a value from its text, or ValueError
+    all_active: Mapping[str, Any] = {"ignored": 0}  # options that make every row active
+    shapes: Sequence[Changes]  # lead and sizes: the first with every kind, layout and option set
+    specialized_shapes: Sequence[Changes]  # few, since each one compiles
+    combinations: Sequence[Changes] = ()  # of the first shape, besides
+    invariant: Sequence[Changes]  # cases that the transforms run on
     transforms: tuple[str, ...] = (  # of transforms.py, those that the op stands
         "batch_size",
         "row_position",
@@ -129,15 +79,18 @@ class OpSpec(ABC):
         "skipping",
         "layout",
     )
+
+    # How it is called.
     #: Options that no candidate but rlk's own is called with.
     rlk_alone: frozenset[str] = frozenset({"dialect", "cu_seqlens", "ref_logps"})
     more_adapters: Mapping[str, Adapter] = {}
     adapters: Mapping[str, Adapter]  # these, and `by_name`
     own_adapter: Adapter  # of rlk
-    torch_reference: Callable[..., Any]  # the op as a PyTorch user writes it: candidate `torch`
 
     def __init_subclass__(cls) -> None:
+        cls.adversarial = adversarial(cls.kinds)
         cls.defaults = options_of(cls.name)
+        cls.option_values = parsers(cls.defaults, cls.own_options)
 
         def call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
             return cls.outputs_from(function(**arguments))
@@ -155,51 +108,96 @@ class OpSpec(ABC):
         """The option sets of a single case that names none."""
         return ({},)
 
+    # --- Inputs ---------------------------------------------------------------------------------
+
     @abstractmethod
+    def draw(self, case: Case) -> dict[str, Any]:
+        """Arguments by name, arrays in float64 before rounding, from the case's seed alone."""
+
     def build(self, case: Case) -> Inputs:
-        """The inputs of a case, from its seed alone."""
+        """The inputs of a case: what is drawn, rounded and laid out, and its options."""
+        values = {name: case.options.get(name, value) for name, value in self.defaults.items()}
+        for name, value in self.draw(case).items():
+            if isinstance(value, np.ndarray):
+                value = of(value, self.dtype_of(case, name), self.layout_of(case, name))
+            values[name] = value
+        names = tuple(n for n in self.row_inputs if isinstance(values.get(n), Stored))
+        inputs = Inputs(values, self.lead_of(case), names)
+        if case.kind == "garbage" and case.lead:
+            return self.with_garbage(inputs, ~self.active_tokens(inputs), case.rng("garbage"))
+        return inputs
 
-    @abstractmethod
+    def lead_of(self, case: Case) -> tuple[int, ...]:
+        """The shape of the rows."""
+        return case.lead
+
+    def dtype_of(self, case: Case, name: str) -> str:
+        """The storage type of an input."""
+        if name == self.mask:
+            asked = str(case.options.get("mask", "bool"))
+            return "bool" if asked == "none" else asked  # a kind may need a mask all the same
+        if name == self.ids:
+            return str(case.options.get("target", "int64"))
+        return "float32" if name in self.float32_inputs else case.dtype
+
+    def layout_of(self, case: Case, name: str) -> str:
+        """Where an input lies in memory; inputs that must differ by row cannot be expanded."""
+        return "contiguous" if case.layout == "expanded" else case.layout
+
     def upstream(self, case: Case, inputs: Inputs) -> Mapping[str, Stored]:
-        """A random gradient of each output of these inputs, by name."""
-
-    @abstractmethod
-    def expected(
-        self, case: Case, inputs: Inputs, contract: Contract, arch: str | None
-    ) -> Expected:
-        """Exact outputs and their bounds."""
-
-    @abstractmethod
-    def expected_gradients(
-        self,
-        case: Case,
-        inputs: Inputs,
-        upstream: Mapping[str, Stored],
-        forward: Expected,
-        contract: Contract,
-        arch: str | None,
-    ) -> Mapping[str, Bounded]:
-        """Exact gradients of `needs(inputs)` and their bounds."""
+        """A random gradient of each output of these inputs, by name: normal values, one value for
+        all in the layout `expanded`."""
+        found = {}
+        layout = "strided" if case.layout == "transposed" else case.layout
+        for name in (n for n in self.outputs_of(inputs) if n in self.grad_arguments):
+            rng, shape = case.rng(f"upstream of {name}"), self.output_shape(inputs, name)
+            g = rng.normal(size=shape)
+            if case.kind == "zero_upstream":
+                g = np.where(rng.random(shape) < 0.5, 0.0, 100.0 * g)
+            if layout == "expanded":
+                g = np.full(shape, rng.normal())
+            elif case.kind == "garbage" and name in self.row_outputs:
+                g = np.where(self.active_tokens(inputs), g, np.nan)
+            found[name] = of(g, "float32", layout)
+        return found
 
     def outputs_of(self, inputs: Inputs) -> tuple[str, ...]:
         """The outputs that these inputs ask for; the others come as None."""
         return self.outputs
 
     def output_shape(self, inputs: Inputs, name: str) -> tuple[int, ...]:
-        """The shape of an output: one value a row, unless the op says otherwise."""
-        return inputs.lead
+        """The shape of an output: one value a row, or one."""
+        return inputs.lead if name in self.row_outputs else ()
 
     def place_of_row(self, inputs: Inputs, name: str, index: tuple[int, ...]) -> dict[str, int]:
-        """More about an index, such as the target id of a row."""
-        return {}
+        """More about an index: the id of its token."""
+        if self.ids is None or name not in self.of_ids:
+            return {}
+        return {"vocab": int(inputs[self.ids].raw()[index])}
 
-    @abstractmethod
-    def active(self, inputs: Inputs) -> np.ndarray:
+    def vocab_of(self, inputs: Inputs) -> int:
+        """How many ids there are."""
+        return int(inputs[self.differentiable[0]].shape[-1])
+
+    def active_tokens(self, inputs: Inputs) -> Array:
+        """bool, of the shape of the ids, or of the rows."""
+        active = np.ones(inputs[self.ids].shape if self.ids else inputs.lead, bool)
+        mask = inputs.values.get(self.mask)
+        if mask is not None:
+            active &= mask.values() != 0
+        if self.ids and inputs["ignore_index"] is not None:
+            active &= inputs[self.ids].values() != inputs["ignore_index"]
+        return active
+
+    def active(self, inputs: Inputs) -> Array:
         """Which of the flattened rows are active, bool [rows]."""
+        tokens = self.active_tokens(inputs)
+        of_a_row = tuple(range(len(inputs.lead), tokens.ndim))
+        return np.asarray(np.any(tokens, of_a_row)).reshape(-1)
 
-    @abstractmethod
     def needs(self, inputs: Inputs) -> tuple[str, ...]:
         """The inputs that have a gradient here."""
+        return tuple(name for name in self.differentiable if inputs[name] is not None)
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
         """What a candidate is called with: arguments at their default are left out."""
@@ -210,9 +208,48 @@ class OpSpec(ABC):
 
         return {k: v for k, v in inputs.values.items() if not is_default(k, v)}
 
-    def with_garbage(self, inputs: Inputs, where: np.ndarray, rng: np.random.Generator) -> Inputs:
-        """Anything in the rows `where` (flat, bool), which the mask says are inactive."""
-        raise NotImplementedError(f"{self.name} has no mask")
+    # --- The oracle -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def expected(self, case: Case, inputs: Inputs, coefficients: Coefficients) -> Expected:
+        """Exact outputs and their bounds."""
+
+    def expected_gradients(
+        self,
+        case: Case,
+        inputs: Inputs,
+        upstream: Mapping[str, Stored],
+        forward: Expected,
+        coefficients: Coefficients,
+    ) -> Mapping[str, Bounded]:
+        """Exact gradients of `needs(inputs)` and their bounds."""
+        return {}
+
+    # --- What the transforms do to inputs -------------------------------------------------------
+
+    def with_garbage(self, inputs: Inputs, where: Array, rng: np.random.Generator) -> Inputs:
+        """Anything in the tokens `where`, which are not active. An id that alone makes its token
+        inactive stays; so does what shares its memory with another row."""
+        mask = inputs.values.get(self.mask)
+        counted = np.ones(where.shape, bool) if mask is None else mask.values() != 0
+        changed = {}
+        for name in inputs.row_names:
+            old = inputs[name]
+            if name == self.mask or name in self.never_garbage or 0 in (*old.shape, *old.strides):
+                continue
+            here = where & ~counted if name == self.ids else where
+            fresh = old.clone()
+            raw = fresh.raw()
+            if old.dtype in FLOATS:
+                wild = encode(rng.choice(WILD, size=old.shape), old.dtype)
+            else:
+                limits = np.iinfo(old.dtype)
+                vocab = min(self.vocab_of(inputs), limits.max)
+                ids = [limits.max, limits.min, limits.max // 2, vocab]
+                wild = rng.choice(np.array(ids, old.dtype), size=old.shape)
+            raw[...] = np.where(here.reshape(here.shape + (1,) * (raw.ndim - here.ndim)), wild, raw)
+            changed[name] = fresh
+        return inputs.but(**changed)
 
     def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
         """The same rows with inactive rows of garbage around them (lead becomes one dimension)."""
@@ -236,30 +273,64 @@ class OpSpec(ABC):
         skipping = dense.values.keys() & {self.mask, "ignore_index"}
         return Inputs({**dense.values, **dict.fromkeys(skipping)}, dense.lead, names)
 
-    def _masked(self, inputs: Inputs, active: np.ndarray) -> Inputs:
+    def _masked(self, inputs: Inputs, active: Array) -> Inputs:
         names = dict.fromkeys((*inputs.row_names, self.mask))
         return Inputs({**inputs.values, self.mask: of(active, "bool")}, inputs.lead, tuple(names))
 
-    @abstractmethod
+    # --- Cases ----------------------------------------------------------------------------------
+
     def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
-        """The cases of --all: few sizes where `specialized`, since each one compiles."""
+        """The cases of --all: every kind, layout and option set at one size, then the sizes."""
+        first, *others = self.specialized_shapes if specialized else self.shapes
+        base = Case(self.name, dtype, seed=seed, **first)
+        found = [base.but(kind=kind) for kind in self.kinds]
+        found += [base.but(layout=layout) for layout in LAYOUTS[1:]]
+        found += [base.but(options=options) for options in self.option_sets if options]
+        found += [base.but(**changes) for changes in self.combinations]
+        found += [base.but(seed=seed + 1, **shape) for shape in others]
+        return found
 
     @abstractmethod
+    def random_shape(
+        self, rng: np.random.Generator
+    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
+        """Lead and sizes of a random case, and options over those of a random set."""
+
     def random_case(self, rng: np.random.Generator, seed: int) -> Case:
         """One case of any dtype, size, kind, layout and options."""
+        lead, sizes, more = self.random_shape(rng)
+        options = {**self.option_sets[int(rng.integers(len(self.option_sets)))], **more}
+        kind, layout, dtype = (str(rng.choice(list(x))) for x in (self.kinds, LAYOUTS, FLOATS))
+        return Case(self.name, dtype, lead, sizes, kind, layout, options, seed)
 
     def invariance_cases(self, dtype: str, seed: int) -> list[Case]:
         """Cases that the transforms run on."""
-        return []
+        return [Case(self.name, dtype, seed=seed, **changes) for changes in self.invariant]
 
     def liveness(self, case: Case) -> list[Liveness]:
         """Pairs of inputs for the option-liveness check."""
         return []
 
     def rejected(self, case: Case) -> list[Rejected]:
-        """Inputs that must not be accepted."""
-        return []
+        """Inputs that must not be accepted: one id outside the vocabulary."""
+        if self.ids is None:
+            return []
+        base = self.build(case.but(kind="random", options=self.all_active))
+        place, vocab, found = base[self.ids].raw().size // 2, case.sizes["vocab"], []
+        valid = int(base[self.ids].raw().reshape(-1)[place])
+        bad = {"V": vocab, "-1": -1, "2^31": 2**31, "2^32+id": 2**32 + valid, "2^63-1": 2**63 - 1}
+        for label, value in bad.items():
+            ids = np.array(base[self.ids].raw(), np.int64)
+            ids.reshape(-1)[place] = value
+            at = place if self.outputs[0] in self.row_outputs else 0
+            inputs = base.but(**{self.ids: of_raw(ids, "int64")})
+            found.append(Rejected(f"{self.ids} {label}", inputs, at))
+        return found
 
     def rules(self) -> Mapping[str, Callable[..., dict[str, Any]]]:
         """Metamorphic rules by name; see rules.py."""
         return {}
+
+
+def adversarial(kinds: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(kind for kind in kinds if kind not in ("random", "benchmark", "constant"))

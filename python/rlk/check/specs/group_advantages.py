@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rlk._rules import advantage_rules
+from ..case import Case, Inputs, Liveness
+from ..contract import Coefficients
+from ..oracle import Bounded, Expected
+from ..spec import Changes, OpSpec
+from ..stored import of
 
-from ..case import Case, Inputs
-from ..contract import Contract
-from ..oracle import Bounded
-from ..spec import Expected, Liveness, OpSpec, Rejected, parser_of
-from ..stored import LAYOUTS, Stored, of
-
-DEFAULTS: Mapping[str, Any] = vars(advantage_rules("rlk"))
 # A value of an option that must show, and what else both calls say.
 LIVE: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "dialect": ("rl_kernel", {}),
@@ -24,6 +21,7 @@ LIVE: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "ddof": (0, {}),
     "eps": (0.5, {}),
     "eps_mode": ("max", {"eps": 0.5}),
+    "group_of_one": ("reward", {"samples_per_prompt": 1}),
 }
 KINDS = {
     "random": "normal rewards",
@@ -40,13 +38,13 @@ class GroupAdvantages(OpSpec):
 
     name = "group_advantages"
     op_class = "advantages"
+    row_inputs = ("rewards",)
     outputs = ("advantages",)
     grad_arguments: Mapping[str, str] = {}
     differentiable = ()
-    axes: Mapping[str, tuple[str, ...]] = {"advantages": ("sample",)}
     row_outputs = ("advantages",)
+    axes: Mapping[str, tuple[str, ...]] = {"advantages": ("sample",)}
     kinds = KINDS
-    adversarial = ("equal", "offset", "one_nan")
     forward_only = tuple(KINDS)
     option_sets: Sequence[Mapping[str, Any]] = (
         {},
@@ -58,15 +56,18 @@ class GroupAdvantages(OpSpec):
         {"samples": 1},
         {"samples": 1, "group_of_one": "reward"},
     )
-    option_values = {
-        **{name: parser_of(name, default) for name, default in DEFAULTS.items()},
-        "samples": int,
-    }
-    rlk_alone = OpSpec.rlk_alone | {"group_boundaries"}
+    own_options = ("samples",)
+    shapes: Sequence[Changes] = ({"lead": (5,)}, {"lead": (0,)}, {"lead": (3, 7)})
+    specialized_shapes = shapes
+    combinations: Sequence[Changes] = tuple(
+        {"options": {**options, "samples": 45}} for options in option_sets[:4]
+    )
+    invariant: Sequence[Changes] = ({"lead": (130,)},)
     transforms = ("batch_size", "row_position", "micro_batches", "determinism")
+    rlk_alone = OpSpec.rlk_alone | {"group_boundaries"}
     torch_reference = staticmethod(lambda **arguments: torch_group_advantages(**arguments))
 
-    def build(self, case: Case) -> Inputs:
+    def draw(self, case: Case) -> dict[str, Any]:
         rng, samples = case.rng("rewards"), int(case.options.get("samples", 8))
         shape = (*case.lead, samples)
         rewards = rng.normal(size=shape)
@@ -80,34 +81,14 @@ class GroupAdvantages(OpSpec):
             rewards = 1000.0 + 1e-3 * rewards
         if case.kind == "one_nan" and rewards.size:
             rewards.reshape(-1)[0] = np.nan
-        layout = "contiguous" if case.layout == "expanded" else case.layout
-        given = {k: v for k, v in case.options.items() if k in DEFAULTS}
-        values = {**DEFAULTS, **given, "rewards": of(rewards, case.dtype, layout)}
-        return Inputs(values, case.lead, ("rewards",))
+        return {"rewards": rewards, "samples_per_prompt": samples}
 
     def output_shape(self, inputs: Inputs, name: str) -> tuple[int, ...]:
         shape: tuple[int, ...] = inputs["rewards"].shape
         return shape
 
-    def upstream(self, case: Case, inputs: Inputs) -> Mapping[str, Stored]:
-        return {}
-
-    def active(self, inputs: Inputs) -> np.ndarray:
-        return np.ones(inputs.num_rows, bool)
-
-    def needs(self, inputs: Inputs) -> tuple[str, ...]:
-        return ()
-
-    def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        found = {k: v for k, v in inputs.values.items() if DEFAULTS.get(k, None) != v}
-        if "group_boundaries" not in found:
-            found.setdefault("samples_per_prompt", inputs["rewards"].shape[-1])
-        return found
-
-    def expected(
-        self, case: Case, inputs: Inputs, contract: Contract, arch: str | None
-    ) -> Expected:
-        c = contract.coefficients(self.op_class, case.dtype, arch)
+    def expected(self, case: Case, inputs: Inputs, coefficients: Coefficients) -> Expected:
+        c = coefficients(self.op_class, case.dtype)
         x = inputs["rewards"].values()
         count = x.shape[-1]
         eps = inputs["eps"]
@@ -129,62 +110,22 @@ class GroupAdvantages(OpSpec):
         bound = c["rtol"] * np.abs(value) + rest
         return Expected({"advantages": Bounded(value, bound)}, None)
 
-    def expected_gradients(
-        self,
-        case: Case,
-        inputs: Inputs,
-        upstream: Mapping[str, Stored],
-        forward: Expected,
-        contract: Contract,
-        arch: str | None,
-    ) -> Mapping[str, Bounded]:
-        return {}
-
-    def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
-        base = _case(dtype, (5,), seed=seed)
-        found = [base.but(kind=kind) for kind in KINDS]
-        found += [base.but(options=options) for options in self.option_sets[1:]]
-        found += [base.but(options={**o, "samples": 45}) for o in self.option_sets[:4]]
-        found += [base.but(layout=layout) for layout in LAYOUTS[1:]]
-        return [*found, _case(dtype, (0,)), _case(dtype, (3, 7))]
-
-    def random_case(self, rng: np.random.Generator, seed: int) -> Case:
-        options = dict(self.option_sets[int(rng.integers(len(self.option_sets) - 2))])
-        options["samples"] = int(rng.integers(1, 70))
-        kind, layout = str(rng.choice(list(KINDS))), str(rng.choice(LAYOUTS))
-        dtype = str(rng.choice(("float32", "float16", "bfloat16")))
-        return _case(dtype, (int(rng.integers(0, 20)),), kind, layout, options, seed)
-
-    def invariance_cases(self, dtype: str, seed: int) -> list[Case]:
-        return [_case(dtype, (130,), seed=seed)]
+    def random_shape(
+        self, rng: np.random.Generator
+    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
+        return (int(rng.integers(0, 20)),), {}, {"samples": int(rng.integers(1, 70))}
 
     def liveness(self, case: Case) -> list[Liveness]:
-        found = []
-        for name, (value, more) in LIVE.items():
-            base = self.build(case.but(kind="random", options={})).but(**more)
-            found.append(Liveness(name, base, base.but(**{name: value})))
         base = self.build(case.but(kind="random", options={"samples": 8}))
-        half = base.but(samples_per_prompt=4)
+        pairs = {n: (base.but(**more), {n: value}) for n, (value, more) in LIVE.items()}
         count = base["rewards"].raw().size
         uneven = of(np.unique([*range(0, count, 5), count]), "int64")
-        found.append(Liveness("samples_per_prompt", base, half))
-        found.append(Liveness("group_boundaries", base, base.but(group_boundaries=uneven)))
-        alone = self.build(case.but(kind="random", options={"samples": 1}))
-        return [*found, Liveness("group_of_one", alone, alone.but(group_of_one="reward"))]
-
-    def rejected(self, case: Case) -> list[Rejected]:
-        return []
-
-
-def _case(
-    dtype: str,
-    lead: tuple[int, ...],
-    kind: str = "random",
-    layout: str = "contiguous",
-    options: Mapping[str, Any] | None = None,
-    seed: int = 0,
-) -> Case:
-    return Case("group_advantages", dtype, lead, {}, kind, layout, options or {}, seed)
+        pairs["samples_per_prompt"] = base, {"samples_per_prompt": 4}
+        pairs["group_boundaries"] = (
+            base,
+            {"samples_per_prompt": None, "group_boundaries": uneven},
+        )
+        return [Liveness(name, a, a.but(**change)) for name, (a, change) in pairs.items()]
 
 
 def _moments(x: np.ndarray, normalize: str, ddof: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,27 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from .. import loss_oracle
-from ..case import Case, Inputs
-from ..contract import Contract
-from ..oracle import Bounded, LinearLogprob, LogitRows, linear_logprob
-from ..spec import Expected, Liveness, OpSpec, Rejected, options_of, parser_of
-from ..stored import LAYOUTS, Stored, encode, of, of_raw
+from ..case import Case, Inputs, Liveness
+from ..contract import Coefficients
+from ..oracle import Bounded, Expected, LinearLogprob, LogitRows
+from ..spec import Changes, OpSpec
+from ..stored import Stored, of, of_raw
 from . import group_advantages, ppo_loss_inputs
-from . import linear_logp_inputs as logits
-from .linear_logp import wild_ids
-from .logp import torch_logp
-from .ratio_kl import logits_gradient
+from .group_advantages import GroupAdvantages, torch_group_advantages
+from .linear_logp import live_changes
+from .logp import logit_oracle, policy_gradient, torch_logp
+from .ratio_kl import far_away, log_softmax
 
 Array = Any  # NumPy arrays
-ROWS = ("policy_logits", "ref_logits", "action_ids", "old_logps", "rewards", "completion_mask")
 KINDS = {
     "random": "log-ratios of standard deviation 0.3, ragged masks",
     "benchmark": "log-ratios of standard deviation 0.1",
@@ -60,40 +59,59 @@ class Tokens:
     factor: Bounded  # of the log-probs, for an upstream of 1
 
 
+def _shape(rows: int, length: int, vocab: int) -> Changes:
+    return {"lead": (rows,), "sizes": {"length": length, "vocab": vocab}}
+
+
 class GrpoLoss(OpSpec):
     """sum of w (max(-A r, -A clip(r)) + beta k), and its two terms."""
 
     name = "grpo_loss"
-    mask = "completion_mask"
     op_class = "reduction"
+    row_inputs = (
+        "policy_logits",
+        "ref_logits",
+        "action_ids",
+        "old_logps",
+        "rewards",
+        "completion_mask",
+        "temperature",
+    )
+    ids, mask = "action_ids", "completion_mask"
+    float32_inputs = frozenset({"old_logps", "rewards", "temperature"})
+    never_garbage = frozenset({"rewards"})
     outputs = ("loss", "policy_loss", "kl")
     grad_arguments: Mapping[str, str] = {"loss": "grad_output"}
     differentiable = ("policy_logits",)
-    axes: Mapping[str, tuple[str, ...]] = {
-        **dict.fromkeys(outputs, ()),
-        "policy_logits": ("token", "vocab"),
-    }
     row_outputs = ("policy_logits",)
+    axes: Mapping[str, tuple[str, ...]] = {"policy_logits": ("token", "vocab")}
     kinds = KINDS
-    adversarial = tuple(kind for kind in KINDS if kind not in ("random", "benchmark", "constant"))
     option_sets = OPTION_SETS
-    option_values: Mapping[str, Callable[[str], Any]] = {
-        **{name: parser_of(name, value) for name, value in options_of("grpo_loss").items()},
-        "ignored": float,
-        "samples": int,
-        "mask": str,
-    }
-    rlk_alone = OpSpec.rlk_alone.union(loss_oracle.DEFAULTS, group_advantages.DEFAULTS).difference(
-        ("group_boundaries", "samples_per_prompt"), *OPTION_SETS
+    own_options = ("ignored", "samples", "mask")
+    all_active: Mapping[str, Any] = {"mask": "none"}
+    shapes: Sequence[Changes] = tuple(
+        _shape(*sizes)
+        for sizes in ((12, 7, 130), (4, 1, 1), (4, 3, 2), (0, 5, 9), (4, 0, 9), (16, 33, 257))
     )
+    specialized_shapes = shapes[:1]
+    combinations: Sequence[Changes] = tuple(
+        {"kind": kind, "options": {"beta": 0.5}} for kind in ("near", "far")
+    )
+    invariant: Sequence[Changes] = (_shape(8, 7, 130), {**_shape(8, 7, 130), "kind": "garbage"})
     # Rows of one group hang together: no subset or order of rows keeps theirs.
     transforms = ("padding", "determinism", "layout")
+    rlk_alone = OpSpec.rlk_alone.union(loss_oracle.DEFAULTS, GroupAdvantages.defaults).difference(
+        ("group_boundaries", "samples_per_prompt"), *OPTION_SETS
+    )
     torch_reference = staticmethod(lambda **arguments: torch_grpo_loss(**arguments))
 
-    def build(self, case: Case) -> Inputs:
+    def lead_of(self, case: Case) -> tuple[int, ...]:
+        return case.lead[:1]  # a lead of two is sequences and tokens
+
+    def draw(self, case: Case) -> dict[str, Any]:
         rng, o = case.rng("tokens"), case.options
         vocab = case.sizes["vocab"]
-        lead = case.lead[:1]  # a lead of two is sequences and tokens
+        lead = self.lead_of(case)
         tokens = case.lead if len(case.lead) == 2 else (*lead, case.sizes.get("length", 7))
         spread = {"benchmark": 0.1, "near": 1e-4}.get(case.kind, 0.3)
         policy = 2.0 * rng.normal(size=(*tokens, vocab))
@@ -106,68 +124,51 @@ class GrpoLoss(OpSpec):
         if case.kind in ("near", "equal"):
             rewards = np.repeat(rewards[::samples], samples)
         ids = rng.integers(0, vocab, tokens)
-        log_probs = np.take_along_axis(_log_softmax(policy), ids[..., None], -1)[..., 0]
+        log_probs = np.take_along_axis(log_softmax(policy), ids[..., None], -1)[..., 0]
         old = log_probs + spread * rng.normal(size=tokens)
         if case.kind == "far":
-            old = old - rng.choice([0.0, 19.0, -19.0, 25.0, -25.0, 1e3, -1e3], tokens)
-            ref = ref + np.where(np.arange(vocab) % 3 == 0, 300.0, 0.0)
+            old, ref = far_away(rng, old, ref)
         ids = np.where(rng.random(tokens) < o.get("ignored", 0.0), -100, ids)
-        mask = rng.random(tokens) < 0.8
+        mask: Array = rng.random(tokens) < 0.8
         if mask.size > 1:
             mask.reshape(-1)[[0, -1]] = True, False
-        if case.kind == "none_active":
-            mask = np.zeros(tokens, bool)
         if case.kind == "nan_token" and mask.size:
             mask.reshape(-1)[0] = True
             ids.reshape(-1)[0] = 0
             policy.reshape(-1)[0] = np.nan
-        layout = "contiguous" if case.layout == "expanded" else case.layout
-        stored: dict[str, Any] = {k: o.get(k, v) for k, v in self.defaults.items()}
-        stored |= {
-            "policy_logits": of(policy, case.dtype, layout),
-            "ref_logits": of(ref, case.dtype, layout),
-            "action_ids": of(ids, "int64", layout),
-            "old_logps": of(old, "float32", layout),
-            "rewards": of(rewards, "float32", layout),
+        if case.kind == "none_active":
+            mask = np.zeros(tokens, bool)
+        elif o.get("mask") == "none":
+            mask = None
+        temperature = o.get("temperature", 1.0)
+        if temperature == "row":
+            temperature = rng.uniform(0.5, 1.5, size=tokens)
+        return {
+            "policy_logits": policy,
+            "ref_logits": ref,
+            "action_ids": ids,
+            "old_logps": old,
+            "rewards": rewards,
             "samples_per_prompt": samples,
-            "completion_mask": None,
+            "completion_mask": mask,
+            "temperature": temperature,
         }
-        if o.get("mask") != "none" or case.kind == "none_active":
-            kind = str(o.get("mask", "bool"))
-            stored["completion_mask"] = of(mask, kind if kind != "none" else "bool", layout)
-        names = tuple(name for name in ROWS if stored[name] is not None)
-        inputs = Inputs(stored, lead, names)
-        if case.kind == "garbage":
-            return _with_garbage(inputs, ~_active_tokens(inputs), case.rng("garbage"))
-        return inputs
 
-    def upstream(self, case: Case, inputs: Inputs) -> Mapping[str, Stored]:
-        return {"loss": of(np.asarray(case.rng("upstream").normal()), "float32")}
-
-    def output_shape(self, inputs: Inputs, name: str) -> tuple[int, ...]:
-        return ()
-
-    def active(self, inputs: Inputs) -> np.ndarray:
-        return np.asarray(_active_tokens(inputs).any(-1))
-
-    def needs(self, inputs: Inputs) -> tuple[str, ...]:
-        return self.differentiable
-
-    def expected(
-        self, case: Case, inputs: Inputs, contract: Contract, arch: str | None
-    ) -> Expected:
-        c = contract.coefficients(self.op_class, case.dtype, arch)
-        c_logp = contract.coefficients("logprob", case.dtype, arch)
-        active = _active_tokens(inputs)
-        rows, policy = _log_probs(inputs, "policy_logits", active, c_logp)
-        _, ref = _log_probs(inputs, "ref_logits", active, c_logp)
+    def expected(self, case: Case, inputs: Inputs, coefficients: Coefficients) -> Expected:
+        c = coefficients(self.op_class, case.dtype)
+        c_grad = coefficients(self.op_class + "_grad", case.dtype)
+        c_logp = coefficients("logprob", case.dtype)
+        active = self.active_tokens(inputs)
+        rows, policy = logit_oracle(inputs, active, c_logp, "policy_logits", "action_ids")
+        _, ref = logit_oracle(inputs, active, c_logp, "ref_logits", "action_ids")
         advantages = _advantages(inputs)
 
         def answer(a: Array, beta: float) -> tuple[loss_oracle.LossAnswer, Array, Bounded]:
             """In float64, how far its token gradients may be, and the loss with its bound."""
             found = [_loss(inputs, active, policy, ref, a, beta, side) for side in (0.0, 1.0, -1.0)]
             middle, *sides = found
-            off = _spread(policy.bound + ref.bound, active)
+            bounds = policy.bound + ref.bound
+            off = Bounded(np.where(np.isfinite(bounds), bounds, 0.0), bounds).spread(active).value
             slope = np.max([one.grad_scale for one in found], axis=0)
             bend = np.sum([np.abs(one.grad - middle.grad) for one in sides], axis=0)
             bound = c["weight_sum_rtol"] * middle.abs_loss_sum + (slope * off).sum() + 2.0**-60
@@ -183,11 +184,10 @@ class GrpoLoss(OpSpec):
                 "policy_loss": answer(advantages, 0.0)[2],
                 "kl": answer(0.0 * advantages, 1.0)[2] if beta != 0 else zero,
             }
-            grad_c = contract.coefficients(self.op_class + "_grad", case.dtype, arch)
-            bound = grad_c["rtol"] * middle.grad_scale + bend
+            bound = c_grad["rtol"] * middle.grad_scale + bend
             bound = np.where(middle.ties, np.inf, bound)
         factor = Bounded(middle.grad[active], bound[active])
-        return Expected(outputs, Tokens(rows, policy, active.reshape(-1), factor))
+        return Expected(outputs, Tokens(rows, policy, active, factor))
 
     def expected_gradients(
         self,
@@ -195,19 +195,18 @@ class GrpoLoss(OpSpec):
         inputs: Inputs,
         upstream: Mapping[str, Stored],
         forward: Expected,
-        contract: Contract,
-        arch: str | None,
+        coefficients: Coefficients,
     ) -> Mapping[str, Bounded]:
         t: Tokens = forward.state
         g = float(upstream["loss"].values())
         factor = Bounded(g * t.factor.value, abs(g) * t.factor.bound)
-        exact = logits_gradient(case, inputs, t.rows, t.policy, t.active, factor, contract, arch)
+        exact = policy_gradient(case, t.rows, t.policy, t.active, factor, coefficients)
         return {"policy_logits": exact}
 
     def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
         rows, samples = inputs.num_rows, inputs["samples_per_prompt"]
         padded = inputs.rows(np.arange(-before, rows + after).clip(0, rows - 1))
-        mask = _active_tokens(padded)
+        mask = self.active_tokens(padded)
         mask[:before] = mask[before + rows :] = False
         groups = before + np.arange(0, rows + 1, samples)
         starts = np.unique([0, *groups, before + rows + after])
@@ -216,36 +215,14 @@ class GrpoLoss(OpSpec):
             samples_per_prompt=None,
             group_boundaries=of(starts, "int64"),
         )
-        return _with_garbage(padded, ~mask, np.random.default_rng(0))
+        return self.with_garbage(padded, ~mask, np.random.default_rng(0))
 
-    def scrambled(self, inputs: Inputs, rng: np.random.Generator) -> Inputs:
-        return _with_garbage(inputs, ~_active_tokens(inputs), rng)
-
-    def without_skipping(self, inputs: Inputs) -> Inputs:
-        return inputs
-
-    def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
-        base = _case(dtype, 8, 7, 130, seed)
-        found = [base.but(kind=kind) for kind in KINDS]
-        found += [
-            base.but(options=options) for options in OPTION_SETS[1:] if "samples" not in options
-        ]
-        found += [base.but(kind=kind, options={"beta": 0.5}) for kind in ("near", "far")]
-        found += [base.but(layout=layout) for layout in LAYOUTS[1:]]
-        found.append(base.but(lead=(12,), options=OPTION_SETS[9]))
-        sizes = ((4, 1, 1), (4, 3, 2), (0, 5, 9), (4, 0, 9), (16, 33, 257))
-        return found[:16] if specialized else found + [_case(dtype, *s, seed) for s in sizes]
-
-    def random_case(self, rng: np.random.Generator, seed: int) -> Case:
+    def random_shape(
+        self, rng: np.random.Generator
+    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
         samples, groups = int(rng.integers(1, 7)), int(rng.integers(1, 5))
-        options = {**OPTION_SETS[int(rng.integers(len(OPTION_SETS)))], "samples": samples}
-        dtype = str(rng.choice(("float32", "float16", "bfloat16")))
-        case = _case(dtype, samples * groups, int(rng.integers(1, 30)), int(rng.integers(1, 300)))
-        kind, layout = str(rng.choice(list(KINDS))), str(rng.choice(LAYOUTS))
-        return case.but(kind=kind, layout=layout, options=options, seed=seed)
-
-    def invariance_cases(self, dtype: str, seed: int) -> list[Case]:
-        return [_case(dtype, 8, 7, 130, seed), _case(dtype, 8, 7, 130, seed).but(kind="garbage")]
+        sizes = {"length": int(rng.integers(1, 30)), "vocab": int(rng.integers(1, 300))}
+        return (samples * groups,), sizes, {"samples": samples}
 
     def liveness(self, case: Case) -> list[Liveness]:
         sizes = {**case.sizes, "length": 40}
@@ -257,22 +234,18 @@ class GrpoLoss(OpSpec):
         def built(**options: Any) -> Inputs:
             return base.but(**{{"kl_coef": "beta"}.get(k, k): v for k, v in options.items()})
 
-        odd = of(np.arange(old.size).reshape(shape) % 2, "bool")
         own: dict[str, dict[str, Any]] = {
             "beta": {"beta": 0.5},
             "clip_eps": {"clip_eps": 0.02},
-            "completion_mask": {"completion_mask": odd},
-            "ignore_index": {"ignore_index": int(base["action_ids"].raw()[0, 0])},
             "ref_logps": {"ref_logits": None, "ref_logps": of(old + 1.0, "float32")},
-            **{name: {name: value} for name, value in logits.LIVE.items()},
+            **live_changes(self, base),
         }
         pairs = {name: (base, change) for name, change in own.items()}
         for name, (value, more) in group_advantages.LIVE.items():
             pairs[name] = base.but(**more), {name: value}
-        pairs["group_of_one"] = base.but(samples_per_prompt=1), {"group_of_one": "reward"}
         packed = base.but(
             loss_reduction="sequence_mean",
-            **{n: _flat(base[n]) for n in ROWS if n != "rewards"},
+            **{name: _flat(base[name]) for name in base.row_names if name != "rewards"},
             rollout_logprobs=None,
         )
         even, uneven = (
@@ -285,49 +258,11 @@ class GrpoLoss(OpSpec):
             *(Liveness(n, a, a.but(**b), self.differentiable) for n, (a, b) in pairs.items()),
         ]
 
-    def rejected(self, case: Case) -> list[Rejected]:
-        base = self.build(case.but(kind="random", options={"mask": "none"}))
-        bad = wild_ids(base, "action_ids", case.sizes["vocab"])
-        return [replace(one, row=0) for one in bad]  # outputs are one number each
-
-
-def _case(dtype: str, rows: int, length: int, vocab: int, seed: int = 0) -> Case:
-    return Case("grpo_loss", dtype, (rows,), {"length": length, "vocab": vocab}, seed=seed)
-
 
 def _flat(tokens: Stored) -> Stored:
     """Tokens [B, T, ...] as [B * T, ...]."""
     raw = tokens.raw()
     return of_raw(raw.reshape(-1, *raw.shape[2:]), tokens.dtype)
-
-
-def _log_softmax(x: Array) -> Array:
-    away = x - x.max(-1, keepdims=True, initial=-np.inf)
-    return away - np.log(np.exp(away).sum(-1, keepdims=True))
-
-
-def _active_tokens(inputs: Inputs) -> Array:
-    ids = inputs["action_ids"].values()
-    active = np.ones(ids.shape, bool)
-    if inputs["completion_mask"] is not None:
-        active &= inputs["completion_mask"].values() != 0
-    if inputs["ignore_index"] is not None:
-        active &= ids != inputs["ignore_index"]
-    return active
-
-
-def _log_probs(
-    inputs: Inputs, name: str, active: Array, c: Mapping[str, float]
-) -> tuple[LogitRows, LinearLogprob]:
-    softcap = inputs["softcap"]
-    rows = LogitRows(
-        inputs[name].values()[active],
-        inputs["action_ids"].values()[active].astype(np.int64),
-        np.full(int(active.sum()), float(np.float32(inputs["temperature"]))),
-        None if softcap is None else float(np.float32(softcap)),
-        float(np.float32(inputs["logit_scale"])),
-    )
-    return rows, linear_logprob(rows, c)
 
 
 def _advantages(inputs: Inputs) -> Array:
@@ -341,15 +276,9 @@ def _advantages(inputs: Inputs) -> Array:
         x = rewards[first:last]
         if (x == x[0]).all():
             continue
-        below = x.std(ddof=1) + 1e-6 if inputs["normalize"] in (None, "std") else 1.0
+        below = x.std(ddof=1) + 1e-6 if inputs["normalize"] == "std" else 1.0
         found[first:last] = (x - x.mean()) / below
     return found
-
-
-def _spread(values: Array, active: Array) -> Array:
-    full = np.zeros(active.shape)
-    full[active] = np.where(np.isfinite(values), values, 0.0)
-    return full
 
 
 def _loss(
@@ -380,25 +309,6 @@ def _loss(
     )
 
 
-def _with_garbage(inputs: Inputs, where: Array, rng: np.random.Generator) -> Inputs:
-    """Anything in the tokens `where`; ids alone stay where the mask would count them."""
-    counted = np.ones(where.shape, bool)
-    if inputs["completion_mask"] is not None:
-        counted = inputs["completion_mask"].values() != 0
-    changed = {}
-    for name in ("policy_logits", "ref_logits", "old_logps"):
-        fresh: Stored = inputs[name].clone()
-        raw = fresh.raw()
-        wild = rng.choice([np.nan, np.inf, -np.inf, 1e30, -1.0], size=fresh.shape)
-        here = where if raw.ndim == where.ndim else where[..., None]
-        raw[...] = np.where(here, encode(wild, fresh.dtype), raw)
-        changed[name] = fresh
-    ids = inputs["action_ids"].clone()
-    wild_ids = rng.choice(np.array([2**63 - 1, -1, 2**40, -(2**63)]), size=ids.shape)
-    ids.raw()[...] = np.where(where & ~counted, wild_ids, ids.raw())
-    return inputs.but(**changed, action_ids=ids)
-
-
 def torch_grpo_loss(
     policy_logits: Any,
     ref_logits: Any,
@@ -414,9 +324,7 @@ def torch_grpo_loss(
     """As PyTorch users write it: token mean, masked by multiplying."""
     import torch
 
-    grouped = rewards.float().reshape(-1, samples_per_prompt)
-    away = grouped - grouped.mean(-1, keepdim=True)
-    a = torch.nan_to_num(away / (grouped.std(-1, keepdim=True) + 1e-6)).reshape(-1, 1)
+    a = torch_group_advantages(rewards, samples_per_prompt).reshape(-1, 1)
     ids = action_ids.clamp(min=0)
     log_prob, ref = (
         torch_logp(x, ids, temperature=temperature) for x in (policy_logits, ref_logits)

@@ -9,15 +9,51 @@ from typing import Any
 import numpy as np
 
 from .. import rules
-from ..case import Case, Inputs, flat_rows
-from ..contract import Contract
-from ..oracle import Bounded, LinearLogprob, LinearRows, linear_logprob, linear_logprob_gradients
-from ..spec import Adapter, Expected, Liveness, OpSpec, Rejected
-from ..stored import Stored, decode, of, of_raw
-from . import linear_logp_inputs as draw
-from . import linear_logp_suite as cases
+from ..case import Case, Inputs, Liveness
+from ..contract import Coefficients
+from ..oracle import (
+    Bounded,
+    Expected,
+    LinearLogprob,
+    LinearRows,
+    linear_logprob,
+    linear_logprob_gradients,
+)
+from ..spec import Adapter, Changes, OpSpec, adversarial
+from ..stored import Stored, of
+from . import linear_logp_inputs as inputs_of
 
-ROW_INPUTS = ("hidden", "target", "temperature", "mask")
+EVERY_OUTPUT = {"return_entropy": True, "return_lse": True}
+# (lead, V, D): one element, sizes around the leaf of 192 and around vector widths, odd, no rows.
+SHAPES: tuple[tuple[tuple[int, ...], int, int], ...] = (
+    ((2, 8), 257, 96),
+    ((1, 1), 1, 1),
+    ((3,), 2, 1),
+    ((), 17, 5),
+    ((2, 4), 97, 33),
+    ((15,), 191, 64),
+    ((1, 5), 193, 17),
+    ((16,), 192, 128),
+    ((1, 17), 384, 63),
+    ((3, 5), 1000, 129),
+    ((33,), 4099, 64),
+    ((0,), 64, 32),
+    ((1, 24), 32003, 32),
+)
+# Each V and D costs a compile a pass, seconds of it with NVRTC: all specialized cases share these.
+SPECIALIZED_SHAPES = (((2, 8), 257, 96), ((1, 1), 1, 1), ((1, 5), 385, 33), ((33,), 4099, 64))
+
+
+def _shape(lead: tuple[int, ...], vocab: int, depth: int, **more: Any) -> Changes:
+    return {"lead": lead, "sizes": {"vocab": vocab, "hidden": depth}, **more}
+
+
+def _with_and_without_bias(
+    shapes: Sequence[tuple[tuple[int, ...], int, int]], *more: Changes
+) -> list[Changes]:
+    first, *others = (_shape(*shape) for shape in shapes)
+    small = [shape for shape in others if shape["sizes"]["vocab"] < 10000]
+    return [first, *others, *({**shape, "options": {"bias": "none"}} for shape in small), *more]
 
 
 class LinearLogp(OpSpec):
@@ -26,26 +62,45 @@ class LinearLogp(OpSpec):
 
     name = "linear_logp"
     op_class = "linear_logprob"
-    outputs: tuple[str, ...] = ("logp", "entropy", "lse")
-    output_options = frozenset({"return_entropy", "return_lse"})
-    grad_arguments = {"logp": "grad_output", "entropy": "grad_entropy", "lse": "grad_lse"}
-    row_inputs: tuple[str, ...] = ROW_INPUTS
+    row_inputs: tuple[str, ...] = ("hidden", "target", "temperature", "mask")
     ids = "target"
+    float32_inputs = frozenset({"temperature"})
+    outputs: tuple[str, ...] = ("logp", "entropy", "lse")
+    of_ids: tuple[str, ...] = ("logp",)
+    output_options = frozenset(EVERY_OUTPUT)
+    grad_arguments = {"logp": "grad_output", "entropy": "grad_entropy", "lse": "grad_lse"}
     differentiable: tuple[str, ...] = ("hidden", "weight", "bias")
-    axes = {
-        "logp": (),
-        "entropy": (),
-        "lse": (),
+    row_outputs: tuple[str, ...] = ("logp", "entropy", "lse", "hidden")
+    axes: Mapping[str, tuple[str, ...]] = {
         "hidden": ("hidden",),
         "weight": ("vocab", "hidden"),
         "bias": ("vocab",),
     }
-    row_outputs: tuple[str, ...] = ("logp", "entropy", "lse", "hidden")
-    kinds = draw.KINDS
-    adversarial = draw.ADVERSARIAL
-    forward_only = draw.FORWARD_ONLY
-    option_sets = draw.OPTION_SETS
-    option_values = draw.OPTION_VALUES
+    kinds = inputs_of.KINDS
+    forward_only = ("neg_inf_row",)  # no gradient is defined there
+    option_sets: Sequence[Mapping[str, Any]] = inputs_of.OPTION_SETS
+    own_options: tuple[str, ...] = ("bias", "mask", "target")
+    shapes: Sequence[Changes] = _with_and_without_bias(
+        SHAPES,
+        _shape((2, 8), 1153, 64, kind="neg_inf"),
+        _shape((4, 4), 4096, 256, kind="benchmark"),
+    )
+    specialized_shapes: Sequence[Changes] = _with_and_without_bias(
+        SPECIALIZED_SHAPES,
+        _shape((2, 8), 4099, 64, kind="neg_inf"),
+        _shape((4, 4), 4099, 64, kind="benchmark"),
+    )
+    combinations: Sequence[Changes] = (
+        *({"kind": "garbage", "layout": layout} for layout in ("strided", "transposed")),
+        *({"kind": k, "options": EVERY_OUTPUT} for k in adversarial(inputs_of.KINDS)),
+        *({"kind": kind, "options": {"softcap": 2.0}} for kind in ("offset", "neg_inf")),
+        {"kind": "garbage", "options": {"mask": "bool", "temperature": "row"}},
+    )
+    # Enough rows for the transform batch_size, plain and with all options.
+    invariant: Sequence[Changes] = (
+        _shape((2, 65), 257, 96, options={"bias": "none", "ignored": 0}),
+        _shape((2, 65), 385, 33, options=inputs_of.OPTION_SETS[-1]),
+    )
     more_adapters: Mapping[str, Adapter] = {
         "cross_entropy": Adapter(
             # Liger's order: (weight, hidden, target, bias) -> -log p, nothing ignored.
@@ -56,49 +111,41 @@ class LinearLogp(OpSpec):
     torch_reference = staticmethod(lambda **arguments: torch_linear_logp(**arguments))
 
     def plain_options(self, kind: str) -> Sequence[Mapping[str, Any]]:
-        return ({},) if draw.needs_bias(kind) else ({}, {"bias": "none"})
+        return ({},) if inputs_of.needs_bias(kind) else ({}, {"bias": "none"})
 
-    def build(self, case: Case) -> Inputs:
-        return draw.build(case, self.row_inputs)
+    def draw(self, case: Case) -> dict[str, Any]:
+        return inputs_of.draw(case)
+
+    def dtype_of(self, case: Case, name: str) -> str:
+        has_single = name == "bias" and case.options.get("bias") == "float32"
+        return "float32" if has_single else super().dtype_of(case, name)
+
+    def layout_of(self, case: Case, name: str) -> str:
+        return inputs_of.layout(case, name)
 
     def outputs_of(self, inputs: Inputs) -> tuple[str, ...]:
-        asked = {"entropy": inputs["return_entropy"], "lse": inputs["return_lse"]}
-        return tuple(name for name in self.outputs if asked.get(name, True))
+        return tuple(n for n in self.outputs if inputs.values.get(f"return_{n}", True))
 
-    def upstream(self, case: Case, inputs: Inputs) -> Mapping[str, Stored]:
-        active = self.active(inputs)
-        names = self.outputs_of(inputs)
-        return {name: draw.upstream(case, name, active, inputs.lead) for name in names}
-
-    def active(self, inputs: Inputs) -> np.ndarray:
-        num_lead = len(inputs.lead)
-        active = np.ones(inputs.num_rows, bool)
-        if inputs["mask"] is not None:
-            active &= flat_rows(inputs["mask"], num_lead) != 0
-        if inputs["ignore_index"] is not None:
-            active &= flat_rows(inputs["target"], num_lead) != inputs["ignore_index"]
-        return active
-
-    def place_of_row(self, inputs: Inputs, name: str, index: tuple[int, ...]) -> dict[str, int]:
-        return {"vocab": int(inputs["target"].raw()[index])} if name == "logp" else {}
-
-    def needs(self, inputs: Inputs) -> tuple[str, ...]:
-        return self.differentiable if inputs["bias"] is not None else ("hidden", "weight")
+    def vocab_of(self, inputs: Inputs) -> int:
+        return int(inputs["weight"].shape[0])
 
     def oracle(
-        self, case: Case, inputs: Inputs, active: np.ndarray, c: Mapping[str, float]
+        self, inputs: Inputs, active: np.ndarray, c: Mapping[str, float]
     ) -> tuple[Any, LinearLogprob]:
         """The active rows and their exact outputs."""
-        rows = linear_rows(inputs, active)
+        bias = None if inputs["bias"] is None else inputs["bias"].values()
+        rows = LinearRows(
+            **row_options(inputs, active, "target"),
+            hidden=inputs.active_rows("hidden", active),
+            weight=inputs["weight"].values(),
+            bias=bias,
+        )
         return rows, linear_logprob(rows, c, "entropy" in self.outputs_of(inputs))
 
-    def expected(
-        self, case: Case, inputs: Inputs, contract: Contract, arch: str | None
-    ) -> Expected:
-        c = contract.coefficients(self.op_class, case.dtype, arch)
-        active = self.active(inputs)
-        names = self.outputs_of(inputs)
-        rows, forward = self.oracle(case, inputs, active, c)
+    def expected(self, case: Case, inputs: Inputs, coefficients: Coefficients) -> Expected:
+        c = coefficients(self.op_class, case.dtype)
+        active = self.active_tokens(inputs)
+        rows, forward = self.oracle(inputs, active, c)
         bound = forward.bound
         if case.kind == "benchmark" and "benchmark_atol" in c:
             bound = np.minimum(bound, c["benchmark_atol"])
@@ -107,11 +154,7 @@ class LinearLogp(OpSpec):
             "entropy": Bounded(forward.entropy, forward.entropy_bound),
             "lse": Bounded(forward.lse, forward.lse_bound),
         }
-
-        def spread(rows: np.ndarray) -> np.ndarray:
-            return spread_rows(rows, active).reshape(inputs.lead)
-
-        found = {n: Bounded(spread(exact[n].value), spread(exact[n].bound)) for n in names}
+        found = {name: exact[name].spread(active) for name in self.outputs_of(inputs)}
         return Expected(found, (rows, forward, active))
 
     def expected_gradients(
@@ -120,60 +163,46 @@ class LinearLogp(OpSpec):
         inputs: Inputs,
         upstream: Mapping[str, Stored],
         forward: Expected,
-        contract: Contract,
-        arch: str | None,
+        coefficients: Coefficients,
     ) -> Mapping[str, Bounded]:
         op_class = self.op_class + "_grad"
-        c = contract.coefficients(op_class, case.dtype, arch)
         rows, logprob, active = forward.state
         needs = self.needs(inputs)
-        store = {n: contract.coefficients(op_class, inputs[n].dtype, arch) for n in needs}
-        g = {
-            name: decode(flat_rows(one, len(inputs.lead)), one.dtype)[active]
-            for name, one in upstream.items()
-        }
+        store = {name: coefficients(op_class, inputs[name].dtype) for name in needs}
+        g = {name: one.values()[active] for name, one in upstream.items()}
+        c = coefficients(op_class, case.dtype)
         exact = linear_logprob_gradients(rows, g, logprob, c, store)
-        shape = inputs["hidden"].shape
-        hidden = exact["hidden"]
-        spread = (spread_rows(part, active).reshape(shape) for part in (hidden.value, hidden.bound))
-        exact["hidden"] = Bounded(*spread)
-        return {name: exact[name] for name in needs}
+        return {**exact, "hidden": exact["hidden"].spread(active)}
 
-    def with_garbage(self, inputs: Inputs, where: np.ndarray, rng: np.random.Generator) -> Inputs:
-        return draw.with_garbage(inputs, where, self.row_inputs, rng)
-
-    def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
-        return cases.suite(dtype, specialized, seed)
-
-    def random_case(self, rng: np.random.Generator, seed: int) -> Case:
-        return cases.random_case(rng, seed)
-
-    def invariance_cases(self, dtype: str, seed: int) -> list[Case]:
-        return cases.invariance_cases(dtype, seed)
+    def random_shape(
+        self, rng: np.random.Generator
+    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
+        """Small sizes mostly."""
+        vocab = int(rng.choice([rng.integers(1, 40), rng.integers(1, 600), rng.integers(1, 3000)]))
+        depth = int(rng.choice([rng.integers(1, 20), rng.integers(1, 300)]))
+        rows = int(rng.choice([rng.integers(0, 4), rng.integers(1, 40)]))
+        lead: tuple[int, ...] = (rows,)
+        if rng.random() < 0.5:
+            batch = int(rng.integers(1, 5))
+            lead = (batch, -(-rows // batch))
+        if rng.random() < 0.03:
+            lead = ()
+        heat = {"temperature": float(np.exp(rng.normal() * 0.5))} if rng.random() < 0.3 else {}
+        return lead, {"vocab": vocab, "hidden": depth}, heat
 
     def liveness(self, case: Case) -> list[Liveness]:
-        base = self.build(case.but(kind="random", options={"bias": "none", "ignored": 0}))
-        rows, vocab = base.num_rows, case.sizes["vocab"]
-        ramp = np.linspace(-1.0, 1.0, vocab)
-        half = np.arange(rows) % 2 == 0
-        first = int(flat_rows(base["target"], len(base.lead))[0])
-        changed = {
-            **({"bias": base.but(bias=of(ramp, case.dtype))} if "bias" in self.defaults else {}),
-            **{name: base.but(**{name: value}) for name, value in draw.LIVE.items()},
-            "mask": base.but(mask=of(half.reshape(base.lead), "bool")),
-            "ignore_index": base.but(ignore_index=first),
-        }
+        base = self.build(case.but(kind="random", options={**self.all_active, "bias": "none"}))
+        changes = live_changes(self, base)
+        if "bias" in self.defaults:
+            ramp = np.linspace(-1.0, 1.0, case.sizes["vocab"])
+            changes["bias"] = {"bias": of(ramp, case.dtype)}
+        pairs = [Liveness(name, base, base.but(**change)) for name, change in changes.items()]
         per_row = base.but(temperature=of(np.full(base.lead, 0.5), "float32"))
-        pairs = [Liveness(name, base, inputs) for name, inputs in changed.items()]
         pairs.append(Liveness("temperature", base, per_row))
-        for name in ("return_entropy", "return_lse"):
+        for name in EVERY_OUTPUT:
             asked = base.but(**{name: True})
             pairs.append(Liveness(name, base, asked, self.differentiable))
         return pairs
-
-    def rejected(self, case: Case) -> list[Rejected]:
-        base = self.build(case.but(kind="random", options={"ignored": 0}))
-        return wild_ids(base, self.ids, case.sizes["vocab"])
 
     def rules(self) -> Mapping[str, Callable[..., dict[str, Any]]]:
         return {
@@ -185,51 +214,26 @@ class LinearLogp(OpSpec):
         }
 
 
-def wild_ids(inputs: Inputs, name: str, vocab: int) -> list[Rejected]:
-    """The inputs with one id outside the vocabulary."""
-    place, found = inputs[name].raw().size // 2, []
-    valid = int(inputs[name].raw().reshape(-1)[place])
-    bad = {"V": vocab, "-1": -1, "2^31": 2**31, "2^32+id": 2**32 + valid, "2^63-1": 2**63 - 1}
-    for label, value in bad.items():
-        ids = np.array(inputs[name].raw(), np.int64)
-        ids.reshape(-1)[place] = value
-        row = place * inputs.num_rows // ids.size
-        found.append(Rejected(f"{name} {label}", inputs.but(**{name: of_raw(ids, "int64")}), row))
-    return found
+def live_changes(spec: OpSpec, base: Inputs) -> dict[str, dict[str, Any]]:
+    """Of an op of logits: a change of each option, mask included, that must show."""
+    ids = base[str(spec.ids)]
+    half = np.arange(ids.raw().size).reshape(ids.shape) % 2 == 0
+    return {
+        **{name: {name: value} for name, value in inputs_of.LIVE.items()},
+        spec.mask: {spec.mask: of(half, "bool")},
+        "ignore_index": {"ignore_index": int(ids.raw().reshape(-1)[0])},
+    }
 
 
-def linear_rows(inputs: Inputs, active: np.ndarray) -> LinearRows:
-    """The active rows in float64; plain numbers are rounded to fp32 first, as the op says."""
-    num_lead = len(inputs.lead)
-
-    def rows(name: str) -> np.ndarray:
-        values = decode(flat_rows(inputs[name], num_lead), inputs[name].dtype)
-        return np.asarray(values[active])
-
-    temperature = inputs["temperature"]
-    if isinstance(temperature, Stored):
-        heat = rows("temperature")
-    else:
-        heat = np.full(int(active.sum()), float(np.float32(temperature)))
-    bias = None if inputs["bias"] is None else inputs["bias"].values()
-    target = rows("target").astype(np.int64)
+def row_options(inputs: Inputs, active: np.ndarray, ids: str) -> dict[str, Any]:
+    """What the oracle's rows of all ops of logits have."""
     softcap = inputs["softcap"]
-    return LinearRows(
-        rows("hidden"),
-        inputs["weight"].values(),
-        target,
-        heat,
-        bias,
-        None if softcap is None else float(np.float32(softcap)),
-        float(np.float32(inputs["logit_scale"])),
-    )
-
-
-def spread_rows(rows: np.ndarray, active: np.ndarray) -> np.ndarray:
-    """Values of active rows at their place, exact zero in the inactive ones."""
-    full = np.zeros((len(active), *rows.shape[1:]))
-    full[active] = rows
-    return full
+    return {
+        "target": inputs.active_rows(ids, active).astype(np.int64),
+        "temperature": inputs.active_rows("temperature", active),
+        "softcap": None if softcap is None else float(np.float32(softcap)),
+        "logit_scale": float(np.float32(inputs["logit_scale"])),
+    }
 
 
 def torch_linear_logp(

@@ -9,30 +9,17 @@ from typing import Any
 import numpy as np
 
 from .. import rules
-from ..case import Case, Inputs, flat_rows
-from ..contract import Contract
-from ..oracle import Bounded, LinearLogprob, LogitRows, linear_logprob, logit_gradient
-from ..spec import Adapter, Expected
-from ..stored import LAYOUTS, Stored, decode
-from . import linear_logp_inputs as draw
-from .linear_logp import LinearLogp, spread_rows, torch_linear_logp
+from ..case import Case, Inputs
+from ..contract import Coefficients
+from ..oracle import Bounded, Expected, LinearLogprob, LogitRows, linear_logprob, logit_gradient
+from ..spec import Adapter, Changes
+from ..stored import Stored
+from . import linear_logp_inputs as inputs_of
+from .linear_logp import LinearLogp, row_options, torch_linear_logp
 
-OPTION_SETS = tuple({k: v for k, v in o.items() if k != "bias"} for o in draw.OPTION_SETS)
-# (lead, V): sizes around the leaves of 128 and 192 and around vector widths, odd, no rows.
-SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (
-    ((2, 8), 257),
-    ((1, 1), 1),
-    ((3,), 2),
-    ((), 17),
-    ((15,), 127),
-    ((1, 5), 193),
-    ((16,), 192),
-    ((1, 17), 384),
-    ((33,), 4099),
-    ((0,), 64),
-    ((1, 24), 32003),
-)
-SPECIALIZED_SHAPES = (((2, 8), 257), ((1, 1), 1), ((1, 5), 385), ((33,), 4099))
+
+def shape(lead: tuple[int, ...], vocab: int, **more: Any) -> Changes:
+    return {"lead": lead, "sizes": {"vocab": vocab}, **more}
 
 
 class Logp(LinearLogp):
@@ -41,12 +28,38 @@ class Logp(LinearLogp):
 
     name = "logp"
     op_class = "logprob"
-    row_inputs = ("logits", "target", "temperature", "mask")
+    row_inputs: tuple[str, ...] = ("logits", "target", "temperature", "mask")
     differentiable = ("logits",)
-    axes = {"logp": (), "entropy": (), "lse": (), "logits": ("vocab",)}
     row_outputs: tuple[str, ...] = ("logp", "entropy", "lse", "logits")
-    option_sets = OPTION_SETS
-    option_values = {k: v for k, v in draw.OPTION_VALUES.items() if k != "bias"}
+    axes: Mapping[str, tuple[str, ...]] = {"logits": ("vocab",)}
+    option_sets: Sequence[Mapping[str, Any]] = tuple(
+        {k: v for k, v in o.items() if k != "bias"} for o in inputs_of.OPTION_SETS
+    )
+    own_options = ("mask", "target")
+    # Sizes around the leaves of 128 and 192 and around vector widths, odd, no rows.
+    shapes: Sequence[Changes] = (
+        shape((2, 8), 257),
+        shape((1, 1), 1),
+        shape((3,), 2),
+        shape((), 17),
+        shape((15,), 127),
+        shape((1, 5), 193),
+        shape((16,), 192),
+        shape((1, 17), 384),
+        shape((33,), 4099),
+        shape((0,), 64),
+        shape((1, 24), 32003),
+    )
+    specialized_shapes: Sequence[Changes] = (
+        shape((2, 8), 257),
+        shape((1, 1), 1),
+        shape((1, 5), 385),
+        shape((33,), 4099),
+    )
+    invariant: Sequence[Changes] = (
+        shape((2, 65), 257, options={"ignored": 0}),
+        shape((2, 65), 385, options=inputs_of.OPTION_SETS[-1]),
+    )
     more_adapters: Mapping[str, Adapter] = {
         "cross_entropy": Adapter(
             # (logits, target) -> -log p, nothing ignored.
@@ -59,17 +72,17 @@ class Logp(LinearLogp):
     def plain_options(self, kind: str) -> Sequence[Mapping[str, Any]]:
         return ({},)
 
-    def build(self, case: Case) -> Inputs:
-        return draw.build(case, self.row_inputs)
+    def draw(self, case: Case) -> dict[str, Any]:
+        return inputs_of.draw_logits(case)
 
-    def needs(self, inputs: Inputs) -> tuple[str, ...]:
-        return self.differentiable
+    def vocab_of(self, inputs: Inputs) -> int:
+        return int(inputs[self.differentiable[0]].shape[-1])
 
     def oracle(
-        self, case: Case, inputs: Inputs, active: np.ndarray, c: Mapping[str, float]
+        self, inputs: Inputs, active: np.ndarray, c: Mapping[str, float]
     ) -> tuple[Any, LinearLogprob]:
-        rows = logit_rows(inputs, active)
-        return rows, linear_logprob(rows, c, "entropy" in self.outputs_of(inputs))
+        with_entropy = "entropy" in self.outputs_of(inputs)
+        return logit_oracle(inputs, active, c, "logits", "target", with_entropy)
 
     def expected_gradients(
         self,
@@ -77,42 +90,18 @@ class Logp(LinearLogp):
         inputs: Inputs,
         upstream: Mapping[str, Stored],
         forward: Expected,
-        contract: Contract,
-        arch: str | None,
+        coefficients: Coefficients,
     ) -> Mapping[str, Bounded]:
-        c = contract.coefficients(self.op_class + "_grad", case.dtype, arch)
         rows, logprob, active = forward.state
-        g = {
-            name: decode(flat_rows(one, len(inputs.lead)), one.dtype)[active]
-            for name, one in upstream.items()
-        }
-        exact = logit_gradient(rows, g, logprob, c)
-        shape = inputs["logits"].shape
-        value, bound = (spread_rows(x, active).reshape(shape) for x in (exact.value, exact.bound))
-        return {"logits": Bounded(value, bound)}
+        g = {name: one.values()[active] for name, one in upstream.items()}
+        c = coefficients(self.op_class + "_grad", case.dtype)
+        return {"logits": logit_gradient(rows, g, logprob, c).spread(active)}
 
-    def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
-        base = _case(dtype, *SHAPES[0], seed=seed)
-        every = {"return_entropy": True, "return_lse": True}
-        found = [base.but(kind=kind) for kind in self.kinds]
-        found += [base.but(layout=layout) for layout in LAYOUTS[1:]]
-        found += [base.but(kind="garbage", layout=layout) for layout in ("strided", "transposed")]
-        found += [base.but(options=options) for options in OPTION_SETS[1:] if options]
-        found += [base.but(kind=kind, options=every) for kind in self.adversarial]
-        found += [base.but(kind=kind, options={"softcap": 2.0}) for kind in ("offset", "neg_inf")]
-        for lead, vocab in (SPECIALIZED_SHAPES if specialized else SHAPES)[1:]:
-            found.append(_case(dtype, lead, vocab, seed=seed + 1))
-        return found
-
-    def invariance_cases(self, dtype: str, seed: int) -> list[Case]:
-        plain = _case(dtype, (2, 65), 257, seed=seed, options={"ignored": 0})
-        return [plain, _case(dtype, (2, 65), 385, seed=seed, options=dict(OPTION_SETS[-1]))]
-
-    def random_case(self, rng: np.random.Generator, seed: int) -> Case:
-        linear = super().random_case(rng, seed)
-        options = {k: v for k, v in linear.options.items() if k != "bias"}
-        vocab, kind = linear.sizes["vocab"], linear.kind
-        return _case(linear.dtype, linear.lead, vocab, kind, linear.layout, options, seed)
+    def random_shape(
+        self, rng: np.random.Generator
+    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
+        lead, sizes, options = super().random_shape(rng)
+        return lead, {"vocab": sizes["vocab"]}, options
 
     def rules(self) -> Mapping[str, Callable[..., dict[str, Any]]]:
         return {
@@ -122,35 +111,44 @@ class Logp(LinearLogp):
         }
 
 
-def _case(
-    dtype: str,
-    lead: tuple[int, ...],
-    vocab: int,
-    kind: str = "random",
-    layout: str = "contiguous",
-    options: dict[str, Any] | None = None,
-    seed: int = 0,
-) -> Case:
-    return Case("logp", dtype, lead, {"vocab": vocab}, kind, layout, options or {}, seed)
+def logit_oracle(
+    inputs: Inputs,
+    active: np.ndarray,
+    c: Mapping[str, float],
+    logits: str,
+    ids: str,
+    with_entropy: bool = False,
+) -> tuple[LogitRows, LinearLogprob]:
+    """The active tokens of logits that have this name, and what is exact of them."""
+    values = inputs.active_rows(logits, active)
+    rows = LogitRows(**row_options(inputs, active, ids), logits=values)
+    return rows, linear_logprob(rows, c, with_entropy)
 
 
-def logit_rows(inputs: Inputs, active: np.ndarray) -> LogitRows:
-    """The active rows in float64; plain numbers are rounded to fp32 first, as the op says."""
+def policy_gradient(
+    case: Case,
+    rows: LogitRows,
+    policy: LinearLogprob,
+    active: np.ndarray,
+    factor: Bounded,
+    coefficients: Coefficients,
+) -> Bounded:
+    """Gradient of policy_logits from that of the active log-probs, which may be off itself."""
+    c = coefficients("logprob_grad", case.dtype)
+    exact = logit_gradient(rows, {"logp": factor.value}, policy, c)
+    unit = np.abs(logit_gradient(rows, {"logp": np.ones_like(factor.value)}, policy, c).value)
+    more = np.where(unit > 0, factor.bound[:, None], 0.0) * unit
+    # A masked column has no gradient, whatever the row's: 0 times an infinite one is none.
+    masked = rows.logits == -np.inf
+    value, bound = (np.where(masked, 0.0, x) for x in (exact.value, exact.bound + more))
+    return Bounded(as_stored(value, case.dtype), bound).spread(active)
 
-    def rows(name: str) -> np.ndarray:
-        values = decode(flat_rows(inputs[name], len(inputs.lead)), inputs[name].dtype)
-        return np.asarray(values[active])
 
-    temperature, softcap = inputs["temperature"], inputs["softcap"]
-    return LogitRows(
-        rows("logits"),
-        rows("target").astype(np.int64),
-        rows("temperature")
-        if isinstance(temperature, Stored)
-        else np.full(int(active.sum()), float(np.float32(temperature))),
-        None if softcap is None else float(np.float32(softcap)),
-        float(np.float32(inputs["logit_scale"])),
-    )
+def as_stored(value: np.ndarray, dtype: str) -> np.ndarray:
+    """What fp16 cannot hold is infinite in it."""
+    if dtype != "float16":
+        return value
+    return np.where(np.abs(value) >= 65520, np.copysign(np.inf, value), value)
 
 
 def torch_logp(logits: Any, target: Any, **options: Any) -> Any:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,39 +11,51 @@ import numpy as np
 from rlk._loss_options import SWITCHES
 
 from .. import loss_oracle
-from ..case import Case, Inputs, flat_rows
+from ..case import Case, Inputs, Liveness, flat_rows
 from ..checks import Session, expect_same
-from ..contract import Contract
+from ..contract import Coefficients
 from ..frameworks import Failure
-from ..oracle import Bounded
-from ..spec import Adapter, Expected, Liveness, OpSpec, Rejected
+from ..oracle import Bounded, Expected
+from ..spec import Adapter, Changes, OpSpec
 from ..stored import Stored, of
-from . import ppo_loss_inputs as draw
+from . import ppo_loss_inputs as inputs_of
+from .logp import as_stored
 
-DEFAULTS = loss_oracle.DEFAULTS
-TENSORS = ("log_probs", "old_log_probs", "advantages", "loss_mask", "loss_weights")
+OPERANDS = ("log_probs", "old_log_probs", "advantages", "loss_mask")
+WEIGHTS = {"loss_weights": True}
+EVERYTHING = {"use_dual_clip": True, "use_tis": True, "kl_coef": 0.1, "entropy_coef": 0.02}
 
 
 class PpoLoss(OpSpec):
     """sum of w (rho l + beta k) - w c_H H over active tokens, and the share of clipped ones."""
 
     name = "ppo_loss"
-    mask = "loss_mask"
     op_class = "reduction"
+    row_inputs = (*inputs_of.ROWS, "loss_mask", "loss_weights")
+    mask = "loss_mask"
+    float32_inputs = frozenset({"loss_weights"})
+    never_garbage = frozenset({"loss_weights"})
     outputs = ("loss", "clip_ratio")
     grad_arguments: Mapping[str, str] = {"loss": "grad_output"}
     differentiable = ("log_probs", "entropy")
-    axes: Mapping[str, tuple[str, ...]] = {
-        "loss": (),
-        "clip_ratio": (),
-        "log_probs": (),
-        "entropy": (),
-    }
     row_outputs = ("log_probs", "entropy")
-    kinds = draw.KINDS
-    adversarial = draw.ADVERSARIAL
-    option_sets = draw.OPTION_SETS
-    option_values = draw.OPTION_VALUES
+    axes: Mapping[str, tuple[str, ...]] = {}
+    kinds = inputs_of.KINDS
+    option_sets = inputs_of.OPTION_SETS
+    own_options = ("mask", "loss_weights")
+    shapes: Sequence[Changes] = tuple(
+        {"lead": lead} for lead in ((4, 19), (1, 1), (3,), (0,), (2, 0), (1, 4099), (130, 3))
+    )
+    specialized_shapes = shapes[:1]
+    combinations: Sequence[Changes] = (
+        *({"kind": kind, "options": {"kl_coef": 0.1}} for kind in ("near", "far")),
+        *({"kind": kind, "options": EVERYTHING} for kind in inputs_of.KINDS),
+    )
+    # With explicit weights: a token's own follows from the mask of all.
+    invariant: Sequence[Changes] = (
+        {"lead": (2, 65), "options": WEIGHTS},
+        {"lead": (2, 65), "options": {**WEIGHTS, **EVERYTHING}},
+    )
     more_adapters: Mapping[str, Adapter] = {
         # SkyRL's order: (loss, clip_ratio) of plain arguments.
         "fused_ppo_loss": Adapter(
@@ -71,35 +83,26 @@ class PpoLoss(OpSpec):
             return result[0], result[1].clip_ratio
         return result
 
-    def build(self, case: Case) -> Inputs:
-        return draw.build(case)
+    def draw(self, case: Case) -> dict[str, Any]:
+        return inputs_of.draw(case)
 
-    def upstream(self, case: Case, inputs: Inputs) -> Mapping[str, Stored]:
-        return {"loss": of(np.asarray(case.rng("upstream").normal()), "float32")}
-
-    def output_shape(self, inputs: Inputs, name: str) -> tuple[int, ...]:
-        return ()
-
-    def active(self, inputs: Inputs) -> np.ndarray:
-        if inputs["loss_mask"] is None:
-            return np.ones(inputs.num_rows, bool)
-        return np.asarray(flat_rows(inputs["loss_mask"], len(inputs.lead)) != 0)
+    def layout_of(self, case: Case, name: str) -> str:
+        # Rows that share their memory cannot hold garbage of their own.
+        is_shared = case.layout == "expanded" and case.kind == "garbage"
+        return "contiguous" if is_shared else case.layout
 
     def needs(self, inputs: Inputs) -> tuple[str, ...]:
         return self.differentiable if inputs["entropy_coef"] != 0 else ("log_probs",)
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        found = {k: v for k, v in super().arguments(inputs).items() if v is not None}
-        for tensor, switch in SWITCHES.items():
-            if not inputs[switch]:
-                found.pop(tensor, None)
-        return found
+        off = {tensor for tensor, switch in SWITCHES.items() if not inputs[switch]}
+        return {k: v for k, v in super().arguments(inputs).items() if k not in off}
 
-    def expected(
-        self, case: Case, inputs: Inputs, contract: Contract, arch: str | None
-    ) -> Expected:
-        c = contract.coefficients(self.op_class, case.dtype, arch)
-        answer = _answer(inputs)
+    def expected(self, case: Case, inputs: Inputs, coefficients: Coefficients) -> Expected:
+        c = coefficients(self.op_class, case.dtype)
+        values = {k: v.values() if isinstance(v, Stored) else v for k, v in inputs.values.items()}
+        operands = [values.pop(name) for name in OPERANDS]
+        answer = loss_oracle.ppo_loss(*operands, **values)
         active = max(answer.counts["num_active"], 1)
         clipped = answer.counts["num_clip_high"] + answer.counts["num_clip_low"]
         slack = int(answer.ties.sum()) / active + 2.0**-23
@@ -116,56 +119,43 @@ class PpoLoss(OpSpec):
         inputs: Inputs,
         upstream: Mapping[str, Stored],
         forward: Expected,
-        contract: Contract,
-        arch: str | None,
+        coefficients: Coefficients,
     ) -> Mapping[str, Bounded]:
         answer: loss_oracle.LossAnswer = forward.state
-        c = contract.coefficients(self.op_class + "_grad", case.dtype, arch)
+        c = coefficients(self.op_class + "_grad", case.dtype)
         g = float(upstream["loss"].values())
-        exact = {"log_probs": g * answer.grad, "entropy": g * answer.grad_entropy}
-        scale = {"log_probs": answer.grad_scale, "entropy": np.abs(answer.grad_entropy)}
+        of_tokens = {
+            "log_probs": (answer.grad, answer.grad_scale),
+            "entropy": (answer.grad_entropy, np.abs(answer.grad_entropy)),
+        }
         found = {}
         for name in self.needs(inputs):
-            if case.dtype == "float16":
-                exact[name] = np.where(
-                    np.abs(exact[name]) >= 65520, np.copysign(np.inf, exact[name]), exact[name]
-                )
+            grad, scale = of_tokens[name]
+            exact = as_stored(g * grad, case.dtype)
             # fp16 has no numbers between 0 and 2^-24.
-            size = np.where(np.isinf(exact[name]), 0.0, np.abs(exact[name]))
-            bound = c["rtol"] * np.abs(g) * scale[name] + c["store_rtol"] * size
-            bound = bound + np.where(exact[name] != 0, c["store_atol"] + 2.0**-126, 0.0)
-            found[name] = Bounded(exact[name], np.where(answer.ties, np.inf, bound))
+            size = np.where(np.isinf(exact), 0.0, np.abs(exact))
+            bound = c["rtol"] * np.abs(g) * scale + c["store_rtol"] * size
+            bound = bound + np.where(exact != 0, c["store_atol"] + 2.0**-126, 0.0)
+            found[name] = Bounded(exact, np.where(answer.ties, np.inf, bound))
         return found
 
-    def with_garbage(self, inputs: Inputs, where: np.ndarray, rng: np.random.Generator) -> Inputs:
-        return draw.with_garbage(inputs, where, rng)
-
-    def suite(self, dtype: str, specialized: bool, seed: int) -> list[Case]:
-        return draw.suite(dtype, specialized, seed)
-
-    def random_case(self, rng: np.random.Generator, seed: int) -> Case:
-        return draw.random_case(rng, seed)
-
-    def invariance_cases(self, dtype: str, seed: int) -> list[Case]:
-        """With explicit weights: a token's own follows from the mask of all."""
-        plain = {"loss_weights": True}
-        full = {**plain, "use_dual_clip": True, "use_tis": True, "kl_coef": 0.1}
-        return [
-            draw.case(dtype, (2, 65), seed=seed, options=plain),
-            draw.case(dtype, (2, 65), seed=seed, options={**full, "entropy_coef": 0.02}),
-        ]
+    def random_shape(
+        self, rng: np.random.Generator
+    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
+        lead = (int(rng.integers(1, 9)), int(rng.integers(0, 70)))
+        if rng.random() < 0.5:
+            return lead, {}, {}
+        return lead, {}, {"eps_clip_high": float(np.float32(rng.uniform(0.05, 0.6)))}
 
     def liveness(self, case: Case) -> list[Liveness]:
         def built(**options: Any) -> Inputs:
             return self.build(case.but(kind="random", lead=(6, 37), options=options))
 
-        packed = self.build(case.but(kind="random", lead=(222,), options=draw.SEQUENCES))
+        sequences = case.but(kind="random", lead=(222,), options=inputs_of.SEQUENCES)
+        packed = self.build(sequences)
         starts = packed.but(cu_seqlens=of(np.array([0, 100, 222]), "int64"))
-        pairs = draw.liveness(self, built, "old_log_probs")
+        pairs = inputs_of.liveness(self, built, "old_log_probs")
         return [*pairs, Liveness("cu_seqlens", packed, starts, self.differentiable)]
-
-    def rejected(self, case: Case) -> list[Rejected]:
-        return []
 
     def rules(self) -> Mapping[str, Callable[..., dict[str, Any]]]:
         return {"ratio_one": ratio_one, "any_order": any_order}
@@ -197,12 +187,6 @@ def any_order(session: Session, case: Case) -> dict[str, Any]:
     before, after = (session.forward(part).outputs for part in (inputs, inputs.rows(order)))
     expect_same(before, after, "batch_variant", "the tokens in another order")
     return {}
-
-
-def _answer(inputs: Inputs) -> loss_oracle.LossAnswer:
-    values = {k: v.values() if isinstance(v, Stored) else v for k, v in inputs.values.items()}
-    first = [values.pop(name) for name in TENSORS[:4]]
-    return loss_oracle.ppo_loss(*first, **values)
 
 
 def torch_ppo_loss(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs and cases of ppo_loss: how tokens are drawn for each kind, and what garbage looks like."""
+"""Inputs of ppo_loss: how tokens are drawn for each kind, and a case of each option."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 
 from rlk._loss_options import SWITCHES
 
-from ..case import Case, Inputs
-from ..loss_oracle import DEFAULTS
-from ..spec import Liveness, OpSpec, parser_of, yes_or_no
-from ..stored import LAYOUTS, Stored, encode, of
+from ..case import Case, Inputs, Liveness
+from ..spec import OpSpec
+from ..stored import of
 
 KINDS = {
     "random": "log-ratios of standard deviation 0.5, ragged masks",
@@ -26,8 +25,6 @@ KINDS = {
     "none_active": "no active token",
     "no_advantage": "advantages of zero beside ratios of e^20",
 }
-ADVERSARIAL = tuple(kind for kind in KINDS if kind not in ("random", "benchmark", "constant"))
-WILD = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 200.0])
 ROWS = ("log_probs", "old_log_probs", "advantages", "rollout_logprobs", "ref_log_probs", "entropy")
 
 OPTION_SETS: tuple[dict[str, Any], ...] = (
@@ -129,15 +126,8 @@ def liveness(spec: OpSpec, built: Callable[..., Inputs], old: str) -> list[Liven
     ]
 
 
-OPTION_VALUES: Mapping[str, Callable[[str], Any]] = {
-    **{name: parser_of(name, value) for name, value in DEFAULTS.items() if name[:5] != "group"},
-    "mask": str,
-    "loss_weights": yes_or_no,
-}
-
-
-def build(case: Case) -> Inputs:
-    """Draws the inputs of a case."""
+def draw(case: Case) -> dict[str, Any]:
+    """All tensors of a token each, mask and weights where the case has them."""
     rng, shape = case.rng("tokens"), case.lead
     spread = {"benchmark": 0.1, "near": 1e-4}.get(case.kind, 0.5)
 
@@ -148,7 +138,9 @@ def build(case: Case) -> Inputs:
     values = {name: log_probs + normal(spread) for name in ROWS if name != "advantages"}
     values |= {"log_probs": log_probs, "advantages": normal(1.0)}
     values["entropy"] = np.abs(normal(1.0))
-    mask = _mask(case, rng)
+    mask = None if case.options.get("mask") == "none" else np.asarray(rng.random(shape) < 0.8)
+    if case.kind == "none_active":
+        mask = np.zeros(shape, bool)
     if case.kind == "near":
         values["advantages"] = np.zeros(shape)
     if case.kind == "constant":
@@ -168,80 +160,4 @@ def build(case: Case) -> Inputs:
         flat[active[:1]] = np.nan
         values["log_probs"] = flat.reshape(shape)
     weights = np.abs(normal(0.1)) if case.options.get("loss_weights") else None
-    stored: dict[str, Any] = {**DEFAULTS, "loss_weights": None, "loss_mask": None}
-    given = {k: v for k, v in case.options.items() if k in DEFAULTS}
-    stored |= given
-    for name, value in values.items():
-        stored[name] = of(value, case.dtype, _layout(case))
-    if mask is not None:
-        kind = str(case.options.get("mask", "bool"))
-        stored["loss_mask"] = of(mask, kind, _layout(case))
-    if weights is not None:
-        stored["loss_weights"] = of(weights, "float32", _layout(case))
-    names = [name for name in (*ROWS, "loss_mask", "loss_weights") if stored[name] is not None]
-    inputs = Inputs(stored, case.lead, tuple(names))
-    if case.kind == "garbage" and mask is not None:
-        inputs = with_garbage(inputs, ~mask.reshape(-1), case.rng("garbage"))
-    return inputs
-
-
-def with_garbage(inputs: Inputs, where: np.ndarray, rng: np.random.Generator) -> Inputs:
-    """Anything in the rows `where` of every tensor but mask and weights."""
-    changed = {}
-    for name in ROWS:
-        stored: Stored = inputs[name].clone()
-        raw = stored.raw()
-        wild = encode(rng.choice(WILD, inputs.lead), stored.dtype)
-        raw[...] = np.where(where.reshape(inputs.lead), wild, raw)
-        changed[name] = stored
-    return inputs.but(**changed)
-
-
-def suite(dtype: str, specialized: bool, seed: int) -> list[Case]:
-    """Every kind, layout and option set at one size, then the sizes."""
-    base = case(dtype, (4, 19), seed=seed)
-    everything = {"use_dual_clip": True, "use_tis": True, "kl_coef": 0.1, "entropy_coef": 0.02}
-    found = [base]
-    found += [base.but(kind=kind) for kind in KINDS if kind != "random"]
-    found += [base.but(kind=kind, options={"kl_coef": 0.1}) for kind in ("near", "far")]
-    found += [base.but(kind=kind, options=everything) for kind in KINDS]
-    found += [base.but(layout=layout) for layout in LAYOUTS[1:]]
-    found += [base.but(options=options) for options in OPTION_SETS[1:]]
-    for lead in ((1, 1), (3,), (0,), (2, 0), (1, 4099), (130, 3)):
-        found.append(case(dtype, lead, seed=seed + 1))
-    return found[:42] if specialized else found
-
-
-def random_case(rng: np.random.Generator, seed: int) -> Case:
-    """Any dtype, size, kind, layout and options."""
-    lead = (int(rng.integers(1, 9)), int(rng.integers(0, 70)))
-    options = dict(OPTION_SETS[rng.integers(len(OPTION_SETS))])
-    if rng.random() < 0.5:
-        options |= {"eps_clip_high": float(np.float32(rng.uniform(0.05, 0.6)))}
-    kind, layout = str(rng.choice(list(KINDS))), str(rng.choice(LAYOUTS))
-    dtype = str(rng.choice(("float32", "float16", "bfloat16")))
-    return case(dtype, lead, kind, layout, options, seed)
-
-
-def case(
-    dtype: str,
-    lead: tuple[int, ...],
-    kind: str = "random",
-    layout: str = "contiguous",
-    options: Mapping[str, Any] | None = None,
-    seed: int = 0,
-) -> Case:
-    return Case("ppo_loss", dtype, lead, {}, kind, layout, options or {}, seed)
-
-
-def _mask(case: Case, rng: np.random.Generator) -> np.ndarray | None:
-    if case.kind == "none_active":
-        return np.zeros(case.lead, bool)
-    if case.options.get("mask") == "none":
-        return None
-    return np.asarray(rng.random(case.lead) < 0.8)
-
-
-def _layout(case: Case) -> str:
-    # Rows that share their memory cannot hold garbage of their own.
-    return "contiguous" if case.layout == "expanded" and case.kind == "garbage" else case.layout
+    return {**values, "loss_mask": mask, "loss_weights": weights}
