@@ -57,8 +57,7 @@ def device(request):
     """Where the test's calls run; see devices.py. The cases of CUDA are skipped without a card."""
     import devices
 
-    devices.use(request.param)
-    yield request.param
+    yield devices.use(request.param)
     devices.use("cpu")
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from devices import host_levels
 from paths import ROOT
-from problems import host_levels
 
 PAGE = (ROOT / "docs/deployment.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from problems import host_levels
+from devices import host_levels
 from processes import entries, run_python
 
 import rlk

@@ -7,7 +7,8 @@ from typing import get_type_hints
 
 import numpy as np
 import pytest
-from problems import host_levels, problem
+from devices import host_levels
+from problems import problem
 from processes import run_python
 from reference import same_bits
 

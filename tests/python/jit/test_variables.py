@@ -2,7 +2,7 @@
 """The RLK_ variables of the environment."""
 
 import pytest
-from problems import host_levels
+from devices import host_levels
 from processes import CALL, entries, run_python
 
 BAD = [

@@ -9,7 +9,8 @@ import subprocess
 import time
 
 import pytest
-from problems import host_levels, problem
+from devices import host_levels
+from problems import problem
 from processes import entries, leftovers
 
 import rlk

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from devices import jit
+from devices import jit, on_each_level
 from problems import DIM, DTYPES, NAMES, VOCAB, check, problem
 from reference import Reference, assert_within, same_bits, worst
 
@@ -14,6 +14,7 @@ import rlk
 pytestmark = pytest.mark.usefixtures("device", "generic")
 
 
+@on_each_level
 @pytest.mark.parametrize("sizes", [(9, 16, 310), (129, DIM, VOCAB)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_only_what_is_asked_for(dtype, sizes):

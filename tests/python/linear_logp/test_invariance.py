@@ -7,9 +7,9 @@ from functools import cache
 import devices
 import numpy as np
 import pytest
-from devices import jit, on_cpu_alone, on_cuda_alone
+from devices import jit, on_cuda_alone, on_each_level_alone
 from layouts import padded, shifted, spaced, transposed
-from problems import DIM, DTYPES, LEVELS, NAMES, VOCAB, Problem, host_levels, only, problem
+from problems import DIM, DTYPES, NAMES, VOCAB, Problem, only, problem
 from reference import same_bits
 
 import rlk
@@ -68,14 +68,6 @@ def options_of(rows: int) -> dict:
     return {"temperature": 0.5 + row % 5 / 4, "mask": row % 7 != 3, "ignore_index": 5}
 
 
-@pytest.fixture(params=LEVELS)
-def level(request):
-    if request.param not in host_levels():
-        pytest.skip(f"this processor is no {request.param}")
-    rlk.jit.configure(arch=request.param)
-    return request.param
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_target_and_the_variants(device, dtype):
     p = whole(dtype)
@@ -93,12 +85,13 @@ def test_the_target_and_the_variants(device, dtype):
     )
 
 
-@on_cpu_alone
+@on_each_level_alone
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_on_every_level_and_any_threads(level, dtype):
+def test_a_row_has_the_same_bits_with_any_threads(dtype):
     p = whole(dtype)
     want = results(p)  # specialized, all rows, all threads
-    assert f"@{level}" in rlk.jit.explain(rlk.jit.linear_logp, *p.operands).kernel
+    explained = rlk.jit.explain(rlk.jit.linear_logp, *p.operands)
+    assert explained.kernel.endswith(f"@{devices.expected_target()}")
     check_batches(p, want)
     check_orders(p, want)
     for threads in (1, 2, 5):
@@ -143,9 +136,9 @@ def test_order_neighbours_and_micro_batches(dtype):
         assert_rows(p, want, part, "a fifth of the rows")
 
 
-@on_cpu_alone
+@on_each_level_alone
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weight_gradients_of_variants_and_threads(level, dtype):
+def test_weight_gradients_of_variants_and_threads(dtype):
     p = whole(dtype)
     want = p.grads()
     for threads, specialize in ((1, True), (2, False), (1, False), (3, True)):

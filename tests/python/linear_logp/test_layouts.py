@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from devices import on_each_level
 from layouts import LAYOUTS, spaced
 from problems import DTYPES, Problem, check, numpy_type, problem
 from reference import same_bits
@@ -25,7 +26,8 @@ def assert_same(p: Problem, other: Problem, **options) -> None:
         assert (got is None and want is None) or same_bits(got, want)
 
 
-@on_each_device
+@on_each_level
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("lead", [29, (4, 7)])
@@ -106,7 +108,8 @@ def test_the_smallest_sizes(rows, dim, vocab, dtype):
     check(problem(rows, dim, vocab, dtype, bias=dtype))
 
 
-@on_each_device
+@on_each_level
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_broadcast_operands(dtype):
     p = problem(6, 16, 301, dtype, bias=dtype)

@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from devices import on_each_level
 from problems import DTYPES, NAMES, check, numpy_type, only, problem, with_garbage
 from reference import same_bits
 
@@ -29,6 +30,7 @@ def test_a_mask_of_any_type(kind, rows):
     check(p, mask=given)
 
 
+@on_each_level
 @numbers_of_rows
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inactive_rows_may_hold_anything(dtype, rows):
@@ -44,6 +46,7 @@ def test_inactive_rows_may_hold_anything(dtype, rows):
     assert same_bits(grads.bias, want.bias)
 
 
+@on_each_level
 @numbers_of_rows
 def test_inactive_temperatures_may_hold_anything(rows):
     p, mask = masked(rows)

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from devices import jit, on_cpu_alone, on_cuda_alone
+from devices import jit, on_cpu_alone, on_cuda_alone, on_each_level, on_each_level_alone
 from problems import (
     DIM,
     DTYPES,
@@ -41,6 +41,7 @@ def assert_equal(got: tuple, want: tuple, what: object) -> None:
         assert one is other is None or same_bits(one, other), f"{name}: {what}"
 
 
+@on_each_level
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "options",
@@ -48,6 +49,7 @@ def assert_equal(got: tuple, want: tuple, what: object) -> None:
         {},
         {"softcap": 30.0},
         {"softcap": 0.5},
+        {"softcap": 0.1, "logit_scale": -2},  # mostly flat
         {"logit_scale": 0.0625},
         {"logit_scale": -3},
         {"logit_scale": 0},
@@ -87,6 +89,7 @@ def test_logits_far_beyond_the_cap(softcap, scale):
 
 
 # Columns beyond the vocabulary capped to -softcap would outweigh every real logit.
+@on_each_level
 @pytest.mark.parametrize("vocab", [1, 2, 95, 97, 191, 192, 193, 385])
 def test_odd_vocabularies_with_all_logits_far_below_zero(vocab):
     for dtype in DTYPES:
@@ -124,6 +127,7 @@ def test_what_is_returned():
             assert value is None or (value.shape == (2, 3) and value.dtype == np.float32)
 
 
+@on_each_level
 @pytest.mark.parametrize(
     ("dtype", "specialize"), [*((dtype, False) for dtype in DTYPES), ("float32", True)]
 )
@@ -138,7 +142,10 @@ def test_a_value_beside_others_has_the_same_bits(device, dtype, specialize):
 
 
 VARIANTS = {
-    "cpu": [({"softcap": c, "logit_scale": s}, "float32") for c in (None, 2.0) for s in (1.0, 0.4)],
+    "cpu": [
+        *(({"softcap": c, "logit_scale": s}, "float32") for c in (None, 2.0) for s in (1.0, 0.4)),
+        *((OPTIONS, dtype) for dtype in DTYPES),
+    ],
     "cuda": [
         *((OPTIONS, dtype) for dtype in DTYPES),
         *((o, "bfloat16") for o in ({}, {"softcap": 2.0}, {"logit_scale": 0.4})),
@@ -146,6 +153,7 @@ VARIANTS = {
 }
 
 
+@on_each_level
 def test_generic_and_specialized_give_the_same_bits(device):
     sizes = {"cpu": (17, 20, 390), "cuda": (300, DIM, VOCAB)}[device]
     for options, dtype in VARIANTS[device]:
@@ -159,6 +167,7 @@ def test_generic_and_specialized_give_the_same_bits(device):
             assert same_bits(generic, specialized)
 
 
+@on_each_level
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, OPTIONS], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_every_batch(device, dtype, options):
@@ -173,11 +182,12 @@ def test_a_row_has_the_same_bits_in_every_batch(device, dtype, options):
         assert same_bits(all_grads(part, **options).hidden, whole_grad[some]), some
 
 
-@on_cpu_alone
-def test_threads_do_not_matter():
-    p = problem(200, 40, 1500)
+@on_each_level_alone
+@pytest.mark.parametrize("sizes", [(700, 100, 1500), (3, 500, 2000), (900, 300, 5)])
+def test_threads_do_not_matter(sizes):
+    p = problem(*sizes, bias="float32")
     want = everything(p, **OPTIONS)
-    for threads in (1, 2, 5):
+    for threads in (1, 2, 3, 7):
         rlk.jit.configure(num_threads=threads)
         assert_equal(everything(p, **OPTIONS), want, threads)
 
@@ -280,6 +290,7 @@ def test_masked_vocabulary_is_as_if_it_were_not_there():
     assert np.isfinite(grads.hidden).all()
 
 
+@on_each_level
 @pytest.mark.parametrize("lowest", [-np.inf, np.finfo(np.float32).min])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_masked_vocabulary(dtype, lowest):
@@ -321,6 +332,7 @@ def test_a_cap_makes_masked_vocabulary_finite():
     assert all_grads(p, softcap=2.0).bias[3] == 0
 
 
+@on_each_level
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_of_only_minus_infinity(dtype):
     for sizes in ((3, 8, 20), (3, 4, 150)):
@@ -331,15 +343,16 @@ def test_a_row_of_only_minus_infinity(dtype):
         assert (got.lse == -np.inf).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@on_each_level
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800000, 0x7F800001, 0xFFFFFFFF, 0x7FC12345])
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}])
-def test_nan_or_infinity_stays_in_its_row(bad, options):
+def test_nan_or_infinity_stays_in_its_row(bits, options):
     p = problem(12, 16, 310)
     clean = p.outputs(**options)
-    p.hidden[5, 3] = bad
+    p.hidden.view(np.uint32)[5, 3] = bits
     got = p.outputs(**options)
     # A capped infinity is a number; infinities of both signs are in a row here.
-    capped = "softcap" in options and bad == np.inf
+    capped = "softcap" in options and bits == 0x7F800000
     for one, other in zip(got, clean, strict=True):
         assert np.isnan(one[5]) != capped
         assert same_bits(np.delete(one, 5), np.delete(other, 5))
@@ -360,6 +373,7 @@ def test_nan_stays_in_its_row(dtype):
             assert same_bits(got[~is_nan], exact[~is_nan])
 
 
+@on_each_level
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1e4, 1e30])
 def test_extreme_logits(size):
     rng = np.random.default_rng(0)
@@ -368,17 +382,32 @@ def test_extreme_logits(size):
         check_all_outputs(p, f"{size}", softcap=softcap)
 
 
+@on_each_level
+@pytest.mark.parametrize("spread", [0, 1e-3, 30, 1000])
+def test_entropy_of_very_unequal_and_very_equal_logits(spread):
+    check_all_outputs(of_logits([-spread * (np.arange(700) % 50) / 50] * 5, np.arange(5)))
+
+
+@on_each_level
+def test_several_strips_and_waves():
+    p = problem(1300, 3, 1300, bias="float32")
+    check(p)
+    check_all_outputs(p, **OPTIONS)
+
+
+@on_each_level
 def test_the_entropy_is_between_zero_and_log_of_the_vocabulary():
     for vocab in (1, 2, 1000):
         hidden, weight = np.ones((3, 4), np.float32), np.full((vocab, 4), 0.25, np.float32)
         p = Problem(hidden, weight, np.zeros(3, np.int64), None, np.ones(3, np.float32))
         np.testing.assert_allclose(p.outputs().entropy, np.log(vocab), rtol=3e-7)
-    for gap in (10.0, 17.0, 100.0, 1e4):
+    for gap in (0.0, 1.0, 10.0, 17.0, 100.0, 1e4):
         logits = np.zeros((2, 500))
         logits[:, 77] = gap
         assert (of_logits(logits, [77, 0]).outputs().entropy >= 0).all()
 
 
+@on_each_level
 @pytest.mark.parametrize("rows", [50, 1300])  # on a GPU in one row of tiles, and listed
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inactive_rows(dtype, rows):
@@ -408,6 +437,7 @@ def test_inactive_rows_of_two_axes_by_mask_and_index():
     assert all(np.isfinite(grad).all() for grad in grads)
 
 
+@on_each_level
 @pytest.mark.parametrize("kind", ["all masked", "no rows"])
 def test_nothing_to_do(kind):
     p = problem(4 if kind == "all masked" else 0, 16, 310, bias="float32")

@@ -5,10 +5,10 @@ import itertools
 
 import numpy as np
 import pytest
-from devices import jit, on_cpu_alone, on_cuda_alone
+from devices import host_levels, jit, on_cpu_alone, on_cuda_alone
 from layouts import LAYOUTS, shifted, transposed
 from logits import Logits, draw
-from problems import DTYPES, host_levels, numpy_type
+from problems import DTYPES, numpy_type
 from reference import Exact, as_float64, assert_within, same_bits
 
 import rlk

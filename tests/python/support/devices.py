@@ -18,6 +18,7 @@ import pytest
 
 import rlk
 
+LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 KIND = os.environ.get("RLK_TEST_DEVICE", "cuda")  # torch's word for where CUDA cases run
 TARGETS = {
     (8, 0): "sm_80",
@@ -42,10 +43,20 @@ def why_no_gpu() -> str:
     return "" if KIND != "cuda" or torch.cuda.is_available() else "torch sees no CUDA device"
 
 
-def use(name: str) -> None:
-    """Later calls run on "cpu" or "cuda"."""
+def host_levels() -> list[str]:
+    """The CPU levels that this machine can force, lowest first; for the settings of now."""
+    return list(LEVELS[: LEVELS.index(rlk.jit.settings()["arch"]) + 1])
+
+
+def use(name: str) -> str:
+    """Later calls run on "cpu", at a level of it, or on "cuda"; returns which of the two."""
     global _current
-    _current = name
+    _current = "cpu" if name in LEVELS else name
+    if name in LEVELS:
+        if name not in host_levels():
+            pytest.skip(f"this processor is no {name}")
+        rlk.jit.configure(arch=name)
+    return _current
 
 
 def name() -> str:
@@ -143,6 +154,10 @@ class _Jit:
 
 jit = _Jit()
 on_cpu_alone = pytest.mark.parametrize("device", ["cpu"], indirect=True)
+on_each_level_alone = pytest.mark.parametrize("device", LEVELS, indirect=True)  # of the CPU
+on_each_level = pytest.mark.parametrize(  # and on CUDA
+    "device", [*LEVELS, pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True
+)
 _cuda = pytest.param(
     "cuda",
     marks=[

@@ -11,9 +11,6 @@ import pytest
 from devices import jit
 from reference import Reference, as_float64, assert_within, dtype_name
 
-import rlk
-
-LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 DTYPES = ("float32", "bfloat16", "float16")
 NAMES = ("hidden", "weight", "bias")  # of what has a gradient
 DIM, VOCAB = 200, 3331  # specialized kernels of a GPU: each others cost seconds to compile
@@ -24,11 +21,6 @@ def numpy_type(dtype: str) -> np.dtype:
     if dtype == "bfloat16":
         return np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     return np.dtype(dtype)
-
-
-def host_levels() -> list[str]:
-    """The CPU levels that this machine can force, lowest first; for the settings of now."""
-    return list(LEVELS[: LEVELS.index(rlk.jit.settings()["arch"]) + 1])
 
 
 @dataclass(frozen=True)
