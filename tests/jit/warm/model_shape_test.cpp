@@ -106,11 +106,11 @@ TEST_F(ModelShapeTest, WhatModelsDoToTheirLogits) {
   EXPECT_EQ(read_more(R"("model_type": "cohere", "logit_scale": 0.0625)"), with(plain, 0.0625));
   EXPECT_EQ(read_more(R"("logit_scale": "inv_sqrt_d_model")"), with(plain, 0.125));
   EXPECT_EQ(read_more(R"("logit_scale": null)"), plain);
-  // Granite divides, HyperCLOVA X multiplies, MiniCPM has the name alone.
+  // Granite divides, HyperCLOVA X multiplies, MiniCPM takes another key.
   EXPECT_EQ(read_more(R"("model_type": "granite", "logits_scaling": 8)"), with(plain, 0.125));
   EXPECT_EQ(read_more(R"("model_type": "granitemoehybrid", "logits_scaling": 1)"), plain);
   EXPECT_EQ(read_more(R"("model_type": "hyperclovax", "logits_scaling": 8)"), with(plain, 8));
-  EXPECT_EQ(read_more(R"("model_type": "minicpm3", "logits_scaling": 8)"), plain);
+  EXPECT_EQ(read_more(R"("model_type": "minicpm", "logits_scaling": 8)"), plain);
   // Falcon-H1, Grok.
   EXPECT_EQ(read_more(R"("lm_head_multiplier": 0.5)"), with(plain, 0.5));
   EXPECT_EQ(read_more(R"("output_multiplier_scale": 0.5, "final_logit_softcapping": 50)"),

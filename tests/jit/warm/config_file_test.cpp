@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// JSON as Python and editors write it.
+#include "jit/warm/config_file.hpp"
+
+#include "runtime/error.hpp"
+#include "tests/support/temp_dir.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+namespace rlk::jit {
+namespace {
+
+using Json = nlohmann::json;
+
+Json read(const std::string& text) {
+  const test::TempDir folder;
+  std::ofstream(folder / "config.json") << text;
+  return read_config_file(folder.path()).root;
+}
+
+TEST(ConfigFileTest, NumbersOfPythonAreNull) {
+  EXPECT_EQ(read(R"({"a": [0.0, Infinity,-Infinity,NaN], "b": {"c":NaN}, "NaN": "Infinity"})"),
+            Json::parse(R"({"a": [0.0, null, null, null], "b": {"c": null}, "NaN": "Infinity"})"));
+  EXPECT_EQ(read(R"({"a\\": "\"NaN\\", "b": -Infinity})"),
+            Json::parse(R"({"a\\": "\"NaN\\", "b": null})"));
+}
+
+TEST(ConfigFileTest, OtherWordsAreNoNumbers) {
+  for (const char* word : {"nan", "Inf", "infinity", "+Infinity", "--Infinity", "NaN1", "-NaN"}) {
+    EXPECT_THROW(read(R"({"a": )" + std::string(word) + "}"), InvalidArgument) << word;
+  }
+}
+
+TEST(ConfigFileTest, AByteOrderMarkIsPassedOver) {
+  EXPECT_EQ(read("\xef\xbb\xbf{\"a\": Infinity}\r\n"), Json({{"a", nullptr}}));
+}
+
+}  // namespace
+}  // namespace rlk::jit
