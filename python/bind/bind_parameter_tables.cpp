@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops' tables of parameters, and whether a call's arguments need torch's autograd.
+// The ops' tables of parameters, whether a call's arguments need torch's autograd, and torch.
 #include "jit/op.hpp"
 #include "python/bind/module.hpp"
 #include "templates/registry.hpp"
@@ -40,17 +40,29 @@ py::list parameters(const std::string& op_name) {
   return all;
 }
 
-// A member of the module `torch`, once that is imported and complete; a new reference that stays.
+// A module that is imported, or that another thread is importing just now; not waited for.
+py::object imported(const char* path) {
+  PyObject* const module = PyDict_GetItemString(PyImport_GetModuleDict(), path);
+  return py::reinterpret_borrow<py::object>(module == nullptr ? Py_None : module);
+}
+
+// A member of one of torch's modules, once it is there; a new reference that stays.
 PyObject* torch_member(const char* path, const char* name) {
-  PyObject* const module = PyImport_GetModule(py::str(path).ptr());
-  if (module == nullptr) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  PyObject* const member = PyObject_GetAttrString(module, name);
-  Py_DECREF(module);
+  PyObject* const member = PyObject_GetAttrString(imported(path).ptr(), name);
   if (member == nullptr) PyErr_Clear();
   return member;
+}
+
+// The module torch where it is imported and complete, else None. Who has none of its tensors need
+// not wait for it.
+py::object ready_torch() {
+  const py::object torch = imported("torch");
+  const py::object spec = py::getattr(torch, "__spec__", py::none());
+  if (py::getattr(spec, "_initializing", py::none()).ptr() == Py_True) return py::none();
+  for (const char* name : {"Tensor", "as_tensor", "from_dlpack", "cuda"}) {
+    if (!py::hasattr(torch, name)) return py::none();  // one that stands in for it
+  }
+  return torch;
 }
 
 // torch.Tensor, once torch is imported; null before.
@@ -112,6 +124,7 @@ void bind_parameter_tables(py::module_& module) {
   module.def("ops", ops);
   module.def("parameters", parameters, py::arg("op"));
   module.def("needs_autograd", needs_autograd, py::arg("arguments"));
+  module.def("ready_torch", ready_torch);
   module.def("split_tensors", split_tensors, py::arg("arguments"), py::arg("tensors"),
              py::arg("others"));
 }

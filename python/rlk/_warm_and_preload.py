@@ -38,7 +38,7 @@ def _words(given: Word | Iterable[Word]) -> list[str]:
 
 
 def _current_cuda() -> int:
-    torch = sys.modules.get("torch")
+    torch = _core.ready_torch()
     return torch.cuda.current_device() if torch and torch.cuda.is_available() else 0
 
 
@@ -195,6 +195,7 @@ def warm(
         # Above the error may stand lines about what was left out.
         last_line = said.strip().rpartition("\n")[2]
         raise kind(f"warm: {last_line.removeprefix('rlk-jit: ')}")
+    sys.stderr.write(said)  # what was assumed of a model, or left out of a trace
     kernels = json.loads(out)["kernels"]
     names = {
         outcome: [kernel["name"] for kernel in kernels if kernel["outcome"] == outcome]

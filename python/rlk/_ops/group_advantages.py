@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -102,7 +101,7 @@ def host_boundaries(op: str, boundaries: Any, end: int, like: Any, least: int = 
         by = f" by at least {least}" if least > 1 else ""
         expected = f"integers that increase{by} from 0 to {end}"
         fail(op, "group_boundaries", expected, text(found.tolist()))
-    return sys.modules["torch"].tensor(found.astype(np.int64), device=like.device)
+    return _core.ready_torch().tensor(found.astype(np.int64), device=like.device)
 
 
 def _arguments(given: Arguments) -> Arguments:

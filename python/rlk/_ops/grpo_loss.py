@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -231,7 +230,7 @@ def active_tokens(ids: Tensor, mask: Tensor | None, ignore_index: int | None) ->
         return active
     given = _differs(mask, 0)
     if isinstance(active, np.ndarray) != isinstance(given, np.ndarray):
-        as_tensor = sys.modules["torch"].as_tensor  # the other one is its tensor
+        as_tensor = _core.ready_torch().as_tensor  # the other one is its tensor
         active, given = as_tensor(active), as_tensor(given)
     return active & given
 
@@ -240,7 +239,7 @@ def _differs(tensor: Tensor, value: int) -> Any:
     """tensor != value, which a DLPack producer need not know."""
     if isinstance(tensor, np.ndarray):
         return np.asarray(tensor != value)
-    torch = sys.modules.get("torch")
+    torch = _core.ready_torch()
     if torch is None:
         return np.from_dlpack(tensor) != value
     found = tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
@@ -302,7 +301,10 @@ def forward(call: Call, needs_grad: bool) -> tuple[Tensor, Tensor, Arguments, Te
 def _column(advantages: Tensor) -> Tensor:
     """[B, 1]: of as many packed tokens, [B] would be one a token."""
     if isinstance(advantages, _core.Array):
-        advantages = sys.modules["torch"].from_dlpack(advantages)
+        torch = _core.ready_torch()
+        if torch is None:
+            raise Unsupported(Fault("grpo_loss", "rewards", "torch tensors on CUDA", "another's"))
+        advantages = torch.from_dlpack(advantages)
     return advantages.reshape(-1, 1)
 
 

@@ -7,9 +7,6 @@ its log-prob to its gradient, as far as it fits.
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 from rlk import _core
 from rlk._ops import ppo_loss
 from rlk._ops.common import Arguments, Tensor
@@ -19,7 +16,7 @@ def fits(logp: Arguments, ref_logps: Tensor | None, loss: ppo_loss.Call) -> bool
     """Whether a token's derivative follows from the token and what its sequence has beforehand, the
     tensors are what `log_probs_and_gradient` takes, and the rows are many. What is wrong the parts
     tell."""
-    torch: Any = sys.modules.get("torch")
+    torch = _core.ready_torch()
     logits, ids, of_loss = logp["logits"], logp["target"], loss.arguments
     if loss.options.rules.policy_loss == "gspo" or loss.options.needs_entropy:
         return False

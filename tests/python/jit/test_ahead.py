@@ -58,6 +58,18 @@ def test_warm_compiles_once_and_lists_it_in_the_manifest(cache, config):
     assert manifest == {"format": 1, "kernels": sorted(kernels)}
 
 
+def test_what_is_assumed_of_a_model_is_said(cache, tmp_path, capfd):
+    model = {"d_model": 24, "vocab_size": 41, "pad_vocab_size_multiple": 8, "eps": [0.0, np.inf]}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    options = {"op": "linear_logp", "dtype": "fp32", "arch": LEVEL, "passes": "fwd"}
+    warmed = rlk.jit.warm(tmp_path, **options, cache_dir=cache)
+    assert warmed.compiled == [f"linear_logp.fwd[x=f32 V=48 D=24]@{LEVEL}"]
+    line = f"{tmp_path}/config.json: assumed V=48, padded from vocab_size=41"
+    assert line in capfd.readouterr().err
+    rlk.jit.preload(tmp_path, device="cpu")
+    assert line in capfd.readouterr().err
+
+
 def test_what_is_asked_for_is_compiled_and_no_more(cache):
     warmed = rlk.jit.warm(
         ["V=1000,D=64", "V=50,D=8"],

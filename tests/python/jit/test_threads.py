@@ -282,3 +282,40 @@ def test_the_interpreter_may_end_during_calls(work, after_s, tmp_path):
         """,
         RLK_CACHE_DIR=str(tmp_path),
     )
+
+
+HALF_IMPORTED = """
+import importlib.machinery, types
+torch = types.ModuleType("torch")
+{how}
+sys.modules["torch"] = torch
+import rlk
+h, w, t = operands()
+logits = (h @ w.T).reshape(2, 2, -1)
+ids, rewards = t.reshape(2, 2), np.array([0.0, 1.0])
+rlk.jit.linear_logp(h, w, t)
+mask = np.ones_like(ids)
+rlk.jit.grpo_loss(logits, logits, ids, np.zeros((2, 2)), rewards, mask, samples_per_prompt=2)
+rlk.jit.group_advantages(rewards, group_boundaries=[0, 2])
+rlk.jit.preload("V=50,D=8")
+rlk.jit.preload("V=50,D=8", device="cpu")
+report()
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "",
+        "torch.__spec__ = importlib.machinery.ModuleSpec('torch', None)\n"
+        "torch.__spec__._initializing = True",
+        "torch.__spec__ = importlib.machinery.ModuleSpec('torch', None)\n"
+        "torch.__spec__._initializing = True\ntorch.Tensor = type('Tensor', (), {})",
+        "torch.Tensor = type('Tensor', (), {})\ntorch.autograd = types.ModuleType('autograd')",
+        "torch = None",
+    ],
+    ids=["empty", "begun", "with tensors", "a stand-in", "refused"],
+)
+def test_numpy_calls_beside_a_torch_that_is_not_ready(how):
+    """Another thread may be importing it."""
+    run_python(HALF_IMPORTED.format(how=how))
