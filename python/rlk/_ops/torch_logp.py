@@ -3,14 +3,24 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from rlk import _core
 from rlk._ops.common import Arguments
 from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
 from rlk.errors import Fault, Unsupported, fail
+
+
+class _Claim:
+    """Held while a backward is still to write over a tensor's memory."""
+
+
+# By the tensor that has the memory, of which logits may be a view.
+_claims: Any = WeakTensorKeyDictionary()
 
 
 class _LinearLogp(torch.autograd.Function):
@@ -34,7 +44,11 @@ class _LinearLogp(torch.autograd.Function):
 class _Logp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, arguments: Arguments) -> Any:
-        return _forward(ctx, _core.logp_forward, arguments)
+        found = _forward(ctx, _core.logp_forward, arguments)
+        # By now the core has seen that it is a flag.
+        if arguments["inplace_backward"] and ctx.needs_input_grad[0]:
+            ctx.claim = _claim(logits)
+        return found
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
@@ -55,7 +69,33 @@ class _Logp(torch.autograd.Function):
             # Whoever saved the logits is told that they are gone: torch raises there.
             torch.autograd.graph.increment_version(logits)
             grad = logits.detach()
+            ctx.claim = None
         return grad, None
+
+
+def _is_of_many(view: Any) -> bool:
+    autograd: Any = torch._C._autograd
+    of = getattr(autograd, "_get_creation_meta", None)  # has no public name
+    return of is not None and of(view) == autograd.CreationMeta.MULTI_OUTPUT_NODE
+
+
+def _claim(logits: Any) -> _Claim:
+    """The right to write over logits, which a backward gives back."""
+    owner = logits if logits._base is None else logits._base
+    got = None
+    if owner.is_leaf and owner.requires_grad:
+        kind = "a leaf" if owner is logits else "a view of a leaf"
+        got = f"{kind}, whose values would become its gradient"
+    elif owner.numel() != logits.numel() and _is_of_many(logits):
+        # torch refuses any use of the others once the memory of one is written.
+        got = "one of the views that one operation made (chunk, split, unbind; a slice would do)"
+    elif (other := _claims.get(owner)) is not None and other() is not None:
+        got = "a view of what the backward of another call is still to write over"
+    if got is not None:
+        fail("logp", "inplace_backward", "logits that an operation made, for this call alone", got)
+    claim = _Claim()
+    _claims[owner] = weakref.ref(claim)
+    return claim
 
 
 def _forward(ctx: Any, forward: Any, arguments: Arguments) -> Any:
@@ -86,13 +126,4 @@ def logp(arguments: Arguments) -> Any:
     """(log_prob, entropy, lse), None where not asked for."""
     (logits,) = check_operands("logp", arguments, ("logits",))
     refuse_options("logp", arguments)
-    result = _Logp.apply(logits, arguments)
-    # By now the core has seen that it is a flag.
-    if arguments["inplace_backward"] and logits.requires_grad and logits.is_leaf:
-        fail(
-            "logp",
-            "inplace_backward",
-            "logits that an operation made",
-            "a leaf, whose values would become its gradient",
-        )
-    return result
+    return _Logp.apply(logits, arguments)

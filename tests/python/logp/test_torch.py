@@ -107,6 +107,78 @@ def test_in_place_is_refused_where_it_would_be_wrong():
     assert torch.equal(kept, p.logits)
 
 
+def in_place(logits, target):
+    return rlk.jit.logp(logits, target, inplace_backward=True).sum()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda leaf: leaf.view(-1, 310),
+        lambda leaf: leaf[1:],
+        lambda leaf: leaf.view(4, 3, 310).transpose(0, 1)[0],
+        lambda leaf: leaf.unbind()[1],
+        lambda leaf: leaf.split([1, 2])[1].view(-1, 310),
+        lambda leaf: leaf.as_strided((2, 310), (310, 1)),
+        lambda leaf: leaf.detach().requires_grad_(),
+    ],
+    ids=["view", "slice", "transpose", "unbind", "split", "as_strided", "detach"],
+)
+def test_no_leaf_is_written_through_a_view(view):
+    p = tensors()
+    leaf = p.logits.clone().requires_grad_()
+    logits = view(leaf)
+    target = torch.zeros(logits.shape[:-1], dtype=torch.long, device=leaf.device)
+    with pytest.raises(rlk.InvalidArgument, match=r"^logp: inplace_backward: .*got a .*leaf"):
+        in_place(logits, target)
+    rlk.jit.logp(logits, target).sum().backward()
+    assert torch.equal(leaf, p.logits)
+
+
+def test_parts_of_one_tensor_are_written_one_after_another():
+    p = tensors()
+    target = p.target.view(-1)
+    leaf = p.logits.view(-1, 310).clone().requires_grad_()
+    want = torch.autograd.grad(rlk.jit.logp(leaf, target).sum(), leaf)[0]
+    for parts in (lambda made: (made[:6], made[6:]), lambda made: (made, made)):
+        first, second = parts(leaf * 1)
+        pending = in_place(first, target[: len(first)])
+        with pytest.raises(
+            rlk.InvalidArgument, match=r"^logp: inplace_backward: .*is still to write over"
+        ):
+            in_place(second, target[: len(second)])
+        del pending  # a graph that is dropped writes nothing
+        if first is second:
+            continue
+        for part, ids in ((first, target[:6]), (second, target[6:])):
+            in_place(part, ids).backward(retain_graph=True)
+    assert same_bits(leaf.grad, want)
+
+
+def test_views_that_torch_lets_nobody_write():
+    p = tensors()
+    made = p.logits.clone().requires_grad_() * 1
+    target = torch.zeros(4, dtype=torch.long, device=made.device)
+    for part in (made.unbind()[0], made.chunk(3)[1], made.split(1)[2].view(4, 310)):
+        with pytest.raises(rlk.InvalidArgument, match=r"^logp: inplace_backward: .*chunk, split"):
+            in_place(part, target.view(part.shape[:-1]))
+    (whole,) = made.unsqueeze(0).unbind()  # of one, and all of its memory
+    in_place(whole, p.target).backward()
+
+
+def test_in_place_through_views_of_what_an_operation_made():
+    p = tensors()
+    leaf = p.logits.clone().requires_grad_()
+    want = torch.autograd.grad(rlk.jit.logp(leaf, p.target)[:, :-1].sum(), leaf)[0]
+    in_place((leaf * 1)[:, :-1], p.target[:, :-1]).backward()
+    assert same_bits(leaf.grad, want)
+    leaf.grad = None
+    kept = in_place((leaf * 1).view(-1, 310), p.target.view(-1))
+    kept.backward()
+    want = torch.autograd.grad(rlk.jit.logp(leaf, p.target).sum(), leaf)[0]
+    assert same_bits(leaf.grad, want)
+
+
 def test_a_change_between_the_passes_is_found():
     p = tensors()
     _, made, found = run(p, False)
