@@ -81,7 +81,7 @@ def refuse_options(op: str, arguments: Arguments) -> None:
             fail(op, name, f"a {what} that needs no gradient", "one that does")
 
 
-def save(ctx: Any, *given: Arguments) -> None:
+def save(ctx: Any, op: str, *given: Arguments) -> None:
     """Keeps arguments, and what a forward made, for `restored`.
 
     Tensors are torch's to keep: it refuses a backward after an in-place change of one.
@@ -90,6 +90,10 @@ def save(ctx: Any, *given: Arguments) -> None:
     ctx.plain = {}
     for arguments in given:
         _core.split_tensors(arguments, tensors, ctx.plain)
+    for name, saved in tensors.items():
+        if saved.is_inference():  # torch saves none
+            expected = "a tensor made outside of torch.inference_mode() (its clone() is one)"
+            fail(op, name, expected, "one made inside")
     ctx.names = tuple(tensors)
     ctx.save_for_backward(*tensors.values())
 

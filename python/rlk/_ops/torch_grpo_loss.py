@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from rlk._ops.common import Arguments
-from rlk._ops.grpo_loss import Call, GrpoLoss, forward, gradient, result, scaled
+from rlk._ops.grpo_loss import NAMES, Call, GrpoLoss, forward, gradient, result, scaled
 from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
+from rlk.errors import renamed
 
 
 class _GrpoLoss(torch.autograd.Function):
@@ -17,8 +18,10 @@ class _GrpoLoss(torch.autograd.Function):
     def forward(ctx: Any, policy_logits: Any, call: Call) -> Any:
         loss, floats, saved, made = forward(call, True)
         # The gradient for an upstream of 1, which is what a loss mostly gets.
-        ctx.gradient = made if made is not None else gradient({**call.logp, **saved})
-        save(ctx, call.logp, saved)
+        made = made if made is not None else gradient({**call.logp, **saved})
+        with renamed("grpo_loss", NAMES):
+            save(ctx, "logp", call.logp, saved, {"made": made})
+        ctx.is_given = False
         ctx.mark_non_differentiable(floats)
         ctx.set_materialize_grads(False)
         return loss, floats
@@ -28,11 +31,12 @@ class _GrpoLoss(torch.autograd.Function):
         if upstream is None:
             return None, None
         arguments = restored(ctx)
-        # Handed out once: whoever got it may write to it.
-        made, ctx.gradient = ctx.gradient, None
+        made = arguments.pop("made")
+        # Given once: whoever has it may write to it, which is no change of what was saved.
+        into, ctx.is_given = None if ctx.is_given else made.data, True
 
         def compute() -> Any:
-            return gradient(scaled(arguments, upstream), made, upstream)
+            return gradient(scaled(arguments, upstream), into, upstream)
 
         return once("grpo_loss", compute, upstream, arguments["logits"]), None
 

@@ -26,7 +26,7 @@ _claims: Any = WeakTensorKeyDictionary()
 class _LinearLogp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, arguments: Arguments) -> Any:
-        return _forward(ctx, _core.linear_logp_forward, arguments)
+        return _forward(ctx, "linear_logp", _core.linear_logp_forward, arguments)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
@@ -44,7 +44,7 @@ class _LinearLogp(torch.autograd.Function):
 class _Logp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, arguments: Arguments) -> Any:
-        found = _forward(ctx, _core.logp_forward, arguments)
+        found = _forward(ctx, "logp", _core.logp_forward, arguments)
         # By now the core has seen that it is a flag.
         if arguments["inplace_backward"] and ctx.needs_input_grad[0]:
             ctx.claim = _claim(logits)
@@ -98,9 +98,9 @@ def _claim(logits: Any) -> _Claim:
     return claim
 
 
-def _forward(ctx: Any, forward: Any, arguments: Arguments) -> Any:
+def _forward(ctx: Any, op: str, forward: Any, arguments: Arguments) -> Any:
     log_prob, entropy, lse, row_max, row_log_sum = forward(arguments, True)
-    save(ctx, arguments, {"row_max": row_max, "row_log_sum": row_log_sum, "entropy": entropy})
+    save(ctx, op, arguments, {"row_max": row_max, "row_log_sum": row_log_sum, "entropy": entropy})
     ctx.set_materialize_grads(False)  # an output that the loss has not stays without a gradient
     return log_prob, entropy, lse
 

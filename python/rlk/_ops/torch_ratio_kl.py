@@ -8,15 +8,17 @@ from typing import Any
 import torch
 
 from rlk._ops.common import Arguments
-from rlk._ops.ratio_kl import Call, RatioKl, forward, gradient
+from rlk._ops.ratio_kl import NAMES, Call, RatioKl, forward, gradient
 from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
+from rlk.errors import renamed
 
 
 class _RatioKl(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, policy_logits: Any, call: Call) -> Any:
         found, saved = forward(call, True)
-        save(ctx, call.logp, saved)
+        with renamed("ratio_kl", NAMES):
+            save(ctx, "logp", call.logp, saved)
         ctx.set_materialize_grads(False)  # an output that the loss has not stays without a gradient
         return tuple(found)
 
