@@ -148,8 +148,6 @@ def _resolve(
     needs, given = _reductions(base, own, chosen, given)
     _numbers(chosen)
     r = Rules(**chosen)
-    if r.policy_loss == "gspo" and r.loss_reduction == "token_sum":
-        fail("loss_reduction", "a mean over sequences or tokens with gspo", "'token_sum'")
     if r.policy_loss == "gspo" and r.kl_weight == "ratio" and r.kl_coef != 0:
         fail("kl_weight", "'one' with gspo, whose ratio couples tokens", "'ratio'")
     core = _core_options(r, given)
@@ -214,8 +212,6 @@ def _reductions(
                 fail("loss_weights", f"None with {name}, which makes the weights", "both")
         chosen["loss_reduction"] = "token_sum"
         chosen["kl_reduction"] = "policy"
-        if chosen["policy_loss"] == "gspo":
-            chosen["loss_reduction"] = "token_mean"  # unused: the weights are explicit
     elif own["loss_reduction"] is None:
         fixed = dict(base.reduction_of)
         chosen["loss_reduction"] = fixed.get(chosen["policy_loss"], chosen["loss_reduction"])

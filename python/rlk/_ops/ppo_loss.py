@@ -56,7 +56,7 @@ def ppo_loss(
     Options:
         dialect: rules of "rlk", "rl_kernel", "verl", "verl_old", "skyrl", "trl", "openrlhf",
             "nemo", "slime", "areal" or "liger": `rlk.losses.DIALECTS`.
-        policy_loss: "ppo" (default), "gspo" (not with "token_sum"), "cispo", "sapo", "gpg".
+        policy_loss: "ppo" (default), "gspo", "cispo", "sapo", "gpg".
         eps_clip_low, eps_clip_high: 0.2, 0.2. use_dual_clip (ppo alone), clip_ratio_c: False, 3.0.
         delta: the most that the ratio of ppo or gspo is before it is compared with the clip, for
             both signs of A, as in TRL; None: no such cap. Not with use_dual_clip.

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import numpy as np
-
 from rlk import jit
-from rlk._loss_options import as_float
-from rlk.errors import fail, shape_of, text
+from rlk._loss_options import NEEDS_LENGTH, as_float
+from rlk.errors import fail, text
 from rlk.losses import POLICY_LOSSES
 
 __all__ = ["fused_ppo_loss", "ppo_policy_loss_fused", "ppo_policy_loss_metrics", "register"]
@@ -28,6 +26,7 @@ NAME = "ppo_fused"
 # Policy losses of SkyRL that are none here. A name that is neither one of these nor one of
 # `rlk.losses.POLICY_LOSSES` is ppo: "regular", "dual_clip", or that of the registration.
 NOT_OURS = ("rollout_is", "clip_cov", "kl_cov", "cross_entropy", "importance_sampling", "dppo")
+MISSING = "???"
 # Of config.off_policy_correction: what rejects tokens or sequences, which no option here does.
 REJECTIONS = (
     "sequence_mask_metric",
@@ -119,8 +118,8 @@ def ppo_policy_loss_fused(
 
     Raises:
         rlk.InvalidArgument: a policy_loss_type that is none of ours, a mask of
-            off_policy_correction (it rejects tokens, which no option here does), or as
-            `rlk.jit.ppo_loss`.
+            off_policy_correction (it rejects tokens, which no option here does), a value that is
+            read and still ``???``, or as `rlk.jit.ppo_loss`.
 
     Example:
         >>> loss, clip_ratio = ppo_policy_loss_fused(log_probs, old, advantages, config, mask)
@@ -131,6 +130,8 @@ def ppo_policy_loss_fused(
         options["loss_reduction"] = None
     else:
         options["loss_reduction"] = _get(config, "loss_reduction", "token_mean")
+    if options["loss_reduction"] in NEEDS_LENGTH:
+        options["max_seq_len"] = _get(config, "max_seq_len", None)
     return fused_ppo_loss(log_probs, advantages=advantages, loss_mask=loss_mask, **options)
 
 
@@ -161,12 +162,7 @@ def ppo_policy_loss_metrics(
         >>> loss, metrics = ppo_policy_loss_metrics(log_probs, old, advantages, config, mask)
     """
     options = _options(config, old_log_probs, rollout_logprobs)
-    # Of gspo a plain sum is said by weights.
-    options["loss_reduction"] = None if options["policy_loss"] == "gspo" else "token_sum"
-    shape = shape_of(log_probs)
-    if options["policy_loss"] == "gspo" and shape:
-        ones = getattr(log_probs, "new_ones", np.ones)
-        options["loss_weights"] = ones(shape[0])
+    options["loss_reduction"] = "token_sum"
     loss, metrics = jit.ppo_loss(
         log_probs, advantages=advantages, loss_mask=loss_mask, dialect="skyrl", **options
     )
@@ -201,22 +197,20 @@ def _options(config: Any, old_log_probs: Tensor, rollout_logprobs: Tensor | None
         _fail("policy_loss_type", expected, kind)
     policy_loss = kind if kind in POLICY_LOSSES else "ppo"
     options: dict[str, Any] = {"policy_loss": policy_loss, "old_log_probs": old_log_probs}
-    defaults = {
-        "eps_clip_low": 0.2,
-        "eps_clip_high": 0.2,
-        "clip_ratio_c": 3.0,
-        "use_tis": False,
-        "tis_imp_ratio_cap": 10.0,
-        "max_seq_len": None,
-    }
-    options |= {name: _get(config, name, value) for name, value in defaults.items()}
+    defaults = {"eps_clip_low": 0.2, "eps_clip_high": 0.2, "use_tis": False}
     # The fused loss has a switch of its own; SkyRL's other names say it.
-    options["use_dual_clip"] = _get(config, "use_dual_clip", kind == "dual_clip")
+    defaults["use_dual_clip"] = kind == "dual_clip"
+    options |= {name: _get(config, name, value) for name, value in defaults.items()}
+    if options["use_dual_clip"]:
+        options["clip_ratio_c"] = _get(config, "clip_ratio_c", 3.0)
+    options["tis_imp_ratio_cap"] = 10.0
+    if options["use_tis"]:
+        options["tis_imp_ratio_cap"] = _get(config, "tis_imp_ratio_cap", 10.0)
     options |= _correction(_get(config, "off_policy_correction", {}))
     if kind == "sapo":
         sapo = _get(config, "sapo", {})
-        options["sapo_tau_pos"] = _get(sapo, "tau_pos", None)
-        options["sapo_tau_neg"] = _get(sapo, "tau_neg", None)
+        options["sapo_tau_pos"] = _get(sapo, "sapo.tau_pos", None)
+        options["sapo_tau_neg"] = _get(sapo, "sapo.tau_neg", None)
     if kind == "cispo":
         options |= _cispo(_get(config, "cispo", {}), options["use_tis"], rollout_logprobs)
     if options["use_tis"] and rollout_logprobs is None:
@@ -228,17 +222,18 @@ def _options(config: Any, old_log_probs: Tensor, rollout_logprobs: Tensor | None
 
 def _correction(config: Any) -> dict[str, Any]:
     """Of config.off_policy_correction, whose switches are two of its fields."""
-    level = _get(config, "tis_ratio_type", None)
-    if level is None and _get(config, "sequence_mask_metric", None) is None:
+    of = "off_policy_correction"
+    level = _get(config, f"{of}.tis_ratio_type", None)
+    if level is None and _get(config, f"{of}.sequence_mask_metric", None) is None:
         return {}
     for name in REJECTIONS:
-        value = _get(config, name, None)
+        value = _get(config, f"{of}.{name}", None)
         if value is not None:
-            _fail(f"off_policy_correction.{name}", "None", value)
+            _fail(f"{of}.{name}", "None", value)
     if level not in ("token", "sequence"):
-        _fail("off_policy_correction.tis_ratio_type", "token, sequence or None", level)
+        _fail(f"{of}.tis_ratio_type", "token, sequence or None", level)
     # None: the dialect's.
-    cap = _get(config, f"{level}_tis_ratio_clip_high", None)
+    cap = _get(config, f"{of}.{level}_tis_ratio_clip_high", None)
     return {"use_tis": True, "tis_level": level, "tis_imp_ratio_cap": cap}
 
 
@@ -247,7 +242,7 @@ def _cispo(config: Any, use_tis: bool, rollout_logprobs: Tensor | None) -> dict[
     low = _distance(config, "cispo_eps_clip_low", 1.0)
     high = _distance(config, "cispo_eps_clip_high", 4.0)
     found: dict[str, Any] = {"cispo_bounds": (1.0 - low, 1.0 + high)}
-    anchor = _get(config, "cispo_anchor", "old")
+    anchor = _get(config, "cispo.cispo_anchor", "old")
     if anchor == "old":
         return found
     if anchor != "rollout":
@@ -261,7 +256,7 @@ def _cispo(config: Any, use_tis: bool, rollout_logprobs: Tensor | None) -> dict[
 
 
 def _distance(config: Any, name: str, default: float) -> float:
-    value = _get(config, name, default)
+    value = _get(config, f"cispo.{name}", default)
     number = as_float(value)
     if number is None:
         _fail(f"cispo.{name}", "a number", value)
@@ -273,8 +268,16 @@ def _fail(name: str, expected: str, got: Any) -> NoReturn:
 
 
 def _get(config: Any, name: str, default: Any) -> Any:
-    """From an attribute or a key; None counts as absent."""
-    value = getattr(config, name, None)
-    if value is None and hasattr(config, "get"):
-        value = config.get(name)
+    """From an attribute or a key, the last part of the name; None counts as absent."""
+    key = name.rpartition(".")[2]
+    try:
+        value = getattr(config, key, None)
+        if value is None and hasattr(config, "get"):
+            value = config.get(key)
+    except Exception as error:
+        if type(error).__name__ != "MissingMandatoryValue":  # OmegaConf's
+            raise
+        value = MISSING
+    if isinstance(value, str) and value == MISSING:
+        _fail(name, f"a value in the place of {MISSING}, by which SkyRL marks a missing one", value)
     return default if value is None else value

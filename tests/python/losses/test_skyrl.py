@@ -340,3 +340,63 @@ def test_sums_of_gspo_without_torch_and_of_what_is_no_tensor(tensors):
     for wrong in (None, 3):
         with pytest.raises(rlk.InvalidArgument, match=r"^ppo_loss: log_probs: expected"):
             run({**tensors, "log_probs": wrong}, config, function)
+
+
+class Missing(SimpleNamespace):
+    """As OmegaConf's: a missing value is an error where it is read."""
+
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        if value == "???":
+            raise type("MissingMandatoryValue", (Exception,), {})(name)
+        return value
+
+
+def with_missing(config, path):
+    """The config of `path`, whose last part is still to be given."""
+    part = config
+    *parents, name = path.split(".")
+    for parent in parents:
+        part = getattr(part, parent)
+    setattr(part, name, "???")
+    return config
+
+
+def converted(config, kind):
+    """As namespaces, mappings or something that raises."""
+    if not isinstance(config, SimpleNamespace):
+        return config
+    return kind(**{name: converted(value, kind) for name, value in vars(config).items()})
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, dict, Missing])
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("policy_loss_type", {}),
+        ("loss_reduction", {}),
+        ("eps_clip_low", {}),
+        ("use_dual_clip", {}),
+        ("clip_ratio_c", {"kind": "dual_clip"}),
+        ("off_policy_correction", {}),
+        ("off_policy_correction.tis_ratio_type", {}),
+        ("off_policy_correction.token_tis_ratio_clip_high", {"tis_ratio_type": "token"}),
+        ("off_policy_correction.token_mask_eps_low", {"tis_ratio_type": "token"}),
+        ("cispo", {"kind": "cispo"}),
+        ("cispo.cispo_anchor", {"kind": "cispo"}),
+        ("cispo.cispo_eps_clip_high", {"kind": "cispo"}),
+        ("sapo.tau_pos", {"kind": "sapo"}),
+    ],
+)
+def test_a_value_that_is_still_missing_is_named(tensors, path, more, kind):
+    config = converted(with_missing(nested(**more), path), kind)
+    with pytest.raises(rlk.InvalidArgument, match=rf"^ppo_loss: config\.{path}: .*missing one"):
+        run(tensors, config)
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, dict, Missing])
+def test_a_missing_value_that_nothing_reads_is_none(tensors, kind):
+    config = nested()
+    for path in ("clip_ratio_c", "max_seq_len", "tis_imp_ratio_cap", "sapo.tau_pos", "cispo"):
+        with_missing(config, path)
+    assert same(run(tensors, converted(config, kind)), run(tensors, nested()))

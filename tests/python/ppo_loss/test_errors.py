@@ -84,7 +84,6 @@ def test_dual_clip_is_of_ppo(policy):
 
 
 def test_contradictions():
-    refused("loss_reduction: .*gspo", policy_loss="gspo", loss_reduction="token_sum")
     refused("kl_weight", policy_loss="gspo", kl_coef=0.1, kl_weight="ratio")
     groups = {"loss_reduction": "prompt_mean", "samples_per_prompt": 2}
     refused("group_boundaries", group_boundaries=STARTS, **groups)

@@ -245,3 +245,30 @@ def test_delta_is_trls(delta, level):
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     got.backward()
     torch.testing.assert_close(t.log_probs.grad, grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("word", ["grpo", "bnpo", "dr_grpo", "token_sum", "seq_mean_token_sum"])
+def test_the_sequences_ratio_under_any_reduction_is_trls(word):
+    """One ratio a sequence, through autograd."""
+    t = tensors(batch(spread=0.8)).but(others={})
+    t = t.but(log_probs=t.log_probs.detach().clamp(-3, 0).requires_grad_())
+    t = t.but(old=t.old.clamp(-3, 0), advantages=t.advantages[:, :1].expand(6, 37).contiguous())
+    mask = torch.as_tensor(t.mask)
+    num = mask.sum(-1, keepdim=True)
+    log_ratio = torch.where(mask, t.log_probs - t.old, 0).sum(-1, keepdim=True) / num.clamp(min=1)
+    coef = torch.exp(log_ratio)
+    a = t.advantages[:, :1]
+    each = torch.where(mask, -torch.min(coef * a, coef.clamp(0.8, 1.2) * a), 0)
+    want = {
+        "grpo": (each.sum(-1) / num[:, 0].clamp(min=1)).mean(),
+        "bnpo": each.sum() / num.sum(),
+        "dr_grpo": each.sum() / (6 * 40),
+        "token_sum": each.sum(),
+        "seq_mean_token_sum": each.sum() / (num > 0).sum(),
+    }[word]
+    (grad,) = torch.autograd.grad(want, t.log_probs)
+    options = {"policy_loss": "gspo", "loss_reduction": word, "max_seq_len": 40}
+    got = t.loss(dialect="trl", **options).loss
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    got.backward()
+    torch.testing.assert_close(t.log_probs.grad, grad, rtol=1e-4, atol=1e-6)

@@ -10,6 +10,8 @@ from losses import FLOAT, OPTION_SETS, Batch, batch, check, mapped, same, same_m
 from paths import GOLDEN
 from problems import numpy_type
 
+from rlk._rules import REDUCTIONS
+
 pytestmark = pytest.mark.usefixtures("device", "generic")
 
 INPUTS = GOLDEN["inputs"]
@@ -123,7 +125,7 @@ POLICIES = ("ppo", "gspo", "cispo", "sapo", "gpg")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("reduction", [*TABLE, "rollout_mean", "seq_mean_token_sum_norm_valid"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_every_loss_under_every_reduction(policy, reduction):
     options = {"max_seq_len": 40, "group_boundaries": np.array([0, 2, 3, 6])}
     check(batch(), policy_loss=policy, loss_reduction=reduction, **options)

@@ -43,6 +43,7 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
     {"kl_coef": 0.1, "kl_estimator": "k1", "kl_reduction": "sequence_mean"},
     {"kl_coef": 0.1, "kl_estimator": "abs", "entropy_coef": 0.02},
     {"policy_loss": "gspo", "loss_reduction": "sequence_mean_valid"},
+    {"policy_loss": "gspo", "loss_reduction": "token_sum"},
     {"policy_loss": "cispo", "cispo_bounds": "eps", "eps_clip_high": 2.0},
     {"policy_loss": "sapo", "loss_reduction": "sequence_mean"},
     {"policy_loss": "gpg", "use_tis": True, "kl_coef": 0.1},
