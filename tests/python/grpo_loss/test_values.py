@@ -37,7 +37,7 @@ OPTION_SETS = [
     {"beta": 0.3, "kl_weight": "ratio", "log_ratio_clamp": 3.0},
     {"use_dual_clip": True, "clip_ratio_c": 1.5},
     {"policy_loss": "gspo"},
-    {"policy_loss": "gspo", "loss_reduction": "token_sum"},
+    {"policy_loss": "gspo", "loss_reduction": "token_sum", "gspo_log_ratio_clamp": 3.0},
     {"policy_loss": "cispo"},
     {"policy_loss": "sapo"},
     {"global_tokens": 1000},
