@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to integers: the license texts that every Debian machine carries, or a text of our own."""
+"""Text to integers: the license texts that every Debian machine carries, or our own pages."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 LICENSES = Path("/usr/share/common-licenses")
-FALLBACK = Path(__file__).with_name("fallback.txt")
+PAGES = Path(__file__).parents[1] / "docs"
 TOKEN = re.compile(r"[A-Za-z']+|\d+|[^\sA-Za-z\d]")
 
 
@@ -28,13 +28,12 @@ class Corpus(NamedTuple):
 
 
 def load(folder: Path = LICENSES) -> Corpus:
-    """Read the license texts in `folder`, or our own text where there are none."""
+    """Read the license texts in `folder`, or the pages of rlk where there are none."""
     # Links are other names of files that are read anyway.
     files = sorted(p for p in folder.glob("*") if p.is_file() and not p.is_symlink())
-    source = (
-        f"{len(files)} license texts in {folder}" if files else f"our own text, {FALLBACK.name}"
-    )
-    text = "\n".join(p.read_text(errors="replace") for p in files or [FALLBACK])
+    source = f"{len(files)} license texts in {folder}" if files else "the pages of docs/"
+    files = files or sorted(PAGES.glob("*.md"))
+    text = "\n".join(p.read_text(errors="replace") for p in files)
     tokens = np.array(TOKEN.findall(text))
     words, inverse, counts = np.unique(tokens, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")

@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A progress bar with the loss: rich where it is installed, else a line of our own."""
+"""A progress bar with the loss, by rich where it is installed; else, and in a pipe, plain lines."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 Advance = Callable[[int, float], None]
 
 
 @contextmanager
 def bar(num_steps: int) -> Iterator[Advance]:
-    """Yield `advance(step, loss)`; a pipe gets ten plain lines in place of a bar."""
-    if not sys.stdout.isatty():
+    """Yield `advance(step, loss)`."""
+    if not sys.stdout.isatty() or find_spec("rich") is None:
         yield lambda step, loss: _plain(num_steps, step, loss)
         return
-    try:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-    except ImportError:
-        yield lambda step, loss: _own(num_steps, step, loss)
-        print()
-        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (
         TextColumn("  step {task.completed:>4}/{task.total}"),
         BarColumn(),
@@ -34,10 +31,3 @@ def bar(num_steps: int) -> Iterator[Advance]:
 def _plain(num_steps: int, step: int, loss: float) -> None:
     if step == 1 or step * 10 // num_steps > (step - 1) * 10 // num_steps:
         print(f"  step {step:>4}/{num_steps}  loss {loss:.3f}", flush=True)
-
-
-def _own(num_steps: int, step: int, loss: float) -> None:
-    filled = 40 * step // num_steps
-    print(
-        f"\r  step {step:>4}/{num_steps} [{'=' * filled:<40}] loss {loss:.3f}", end="", flush=True
-    )

@@ -20,9 +20,9 @@ def test_corpus_numbers_words_by_frequency(tmp_path: Path) -> None:
     assert "1 license texts" in text.source
 
 
-def test_corpus_falls_back_to_our_own_text(tmp_path: Path) -> None:
+def test_corpus_falls_back_to_our_own_pages(tmp_path: Path) -> None:
     text = corpus.load(tmp_path / "absent")
-    assert "fallback.txt" in text.source
+    assert "docs/" in text.source
     assert len(text.ids) > 1000
     assert max(text.ids) == len(text.words) - 1
 
@@ -43,7 +43,7 @@ def test_the_two_ways_agree() -> None:
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-def test_the_loss_falls_on_the_fallback_text(tmp_path: Path) -> None:
+def test_the_loss_falls_on_our_own_pages(tmp_path: Path) -> None:
     text = corpus.load(tmp_path)
     runs = corpus.windows(text.ids, CONTEXT + 1)[:256]
     model = NextWordModel(len(text.words))
