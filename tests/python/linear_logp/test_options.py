@@ -250,15 +250,19 @@ def test_a_gradient_that_is_absent_is_zero():
 @pytest.mark.parametrize("kind", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_upstream_gradients_of_any_stride_and_type(dtype, kind):
-    p = problem((5, 7), 24, 310, dtype).but(upstream=None)
+    p = problem((5, 7), 24, 310, dtype)
     base = np.random.default_rng(0).standard_normal((5, 14)).astype(numpy_type(kind))
     one, all_one = base[:, :1], base[:1, :1]
-    for g in (base[:, ::2], np.broadcast_to(one, (5, 7)), np.broadcast_to(all_one, (5, 7))):
+    nothing = p.but(upstream=None)
+    for g in (base[:, ::2], base[:, 6::-1], *(np.broadcast_to(x, (5, 7)) for x in (one, all_one))):
         dense = np.ascontiguousarray(g).astype(np.float32)
-        got = p.grads(grad_entropy=g, grad_lse=g)
-        want = p.grads(grad_entropy=dense, grad_lse=dense)
-        assert same_bits(got.hidden, want.hidden)
-        assert same_bits(got.weight, want.weight)
+        for grads in (
+            lambda x: p.but(upstream=x).grads(),
+            lambda x: nothing.grads(grad_entropy=x, grad_lse=x),
+        ):
+            got, want = grads(g), grads(dense)
+            assert same_bits(got.hidden, want.hidden)
+            assert same_bits(got.weight, want.weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -290,15 +294,17 @@ def test_masked_vocabulary_is_as_if_it_were_not_there():
     assert np.isfinite(grads.hidden).all()
 
 
+# Leaves of either device, and more, of nothing but masked columns.
 @on_each_level
+@pytest.mark.parametrize(("vocab", "first", "last"), [(400, 128, 256), (600, 190, 400)])
 @pytest.mark.parametrize("lowest", [-np.inf, np.finfo(np.float32).min])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_masked_vocabulary(dtype, lowest):
-    bias = np.random.default_rng(4).standard_normal(600).astype(np.float32)
-    gone = np.r_[0:3, 190:400, 599]  # a leaf and more of nothing but masked columns
+def test_masked_vocabulary(dtype, lowest, vocab, first, last):
+    bias = np.random.default_rng(4).standard_normal(vocab).astype(np.float32)
+    gone = np.r_[0:3, first:last, vocab - 1]
     bias[gone] = lowest
-    target = np.array([5, 50, 100, 450, 598, 189])
-    masked = problem(6, 12, 600, dtype).but(target=target, bias=bias)
+    target = np.array([5, 50, 100, last + 44, vocab - 2, first - 1])
+    masked = problem(6, 12, vocab, dtype).but(target=target, bias=bias)
     for options in ({}, {"logit_scale": 0.5}):
         found, grads = masked.outputs(**options), all_grads(masked, **options)
         assert np.isfinite(found).all()
@@ -306,6 +312,7 @@ def test_masked_vocabulary(dtype, lowest):
         assert not grads.bias[gone].any()
         assert np.isfinite(as_float64(grads.hidden)).all()
         if lowest == -np.inf:
+            check(masked, **options)
             check_all_outputs(masked, **options)
     capped = everything(masked, softcap=30.0)  # to -30: no longer masked, by the formula
     assert all(np.isfinite(as_float64(value)).all() for value in capped)
@@ -358,14 +365,15 @@ def test_nan_or_infinity_stays_in_its_row(bits, options):
         assert same_bits(np.delete(one, 5), np.delete(other, 5))
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_stays_in_its_row(dtype):
+def test_nan_stays_in_its_rows(dtype, odd):
     p = problem(300, 12, 200, dtype)
     hidden = p.hidden.copy()
-    hidden[[7, 130, 299], 3] = np.nan
+    hidden[[7, 30, 130, 299], 3] = odd
     broken = p.but(hidden=hidden)
-    is_nan = np.isin(np.arange(300), [7, 130, 299])
-    for options in ({}, OPTIONS):
+    is_nan = np.isin(np.arange(300), [7, 30, 130, 299])
+    for options in ({}, OPTIONS) if np.isnan(odd) else ({},):
         for got, exact in zip(
             everything(broken, **options)[:4], everything(p, **options)[:4], strict=True
         ):

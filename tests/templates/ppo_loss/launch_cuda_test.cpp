@@ -59,10 +59,29 @@ class LaunchPpoLossTest : public LaunchFixture<PpoLossArgs, PpoLossPack> {
     LoadedKernel kernel = load_entries(ppo_loss_entries(call.pass, Backend::cuda));
     kernel.target = Target::sm_90a;
     launch_ppo_loss(kernel, call, {});
+    expect_sound(kernel.target);
+    EXPECT_TRUE(fake_.memsets.empty());
+    if (call.pass == jit::Pass::bwd) {
+      expect_given({&call.saved, &call.upstream, &call.gradient});
+      EXPECT_TRUE(workspace_.requests.empty());
+      return steps();
+    }
+    const Tensor absent;
+    const auto read_with = [&](Int64 choice, const Tensor& tensor) {
+      return choice ? &tensor : &absent;
+    };
+    expect_given({&call.log_probs, &call.old_log_probs, &call.advantages, &call.mask, &call.weights,
+                  &call.cu_seqlens, &call.group_starts, &call.global_sequences, &call.loss,
+                  &call.grad, &call.grad_entropy, &call.counts, &call.float_metrics, &call.exact,
+                  &call.sequence_weight, &call.sequence_kl_weight, &call.sequence_statistic,
+                  read_with(call.choices.correction, call.rollout_log_probs),
+                  read_with(call.choices.kl, call.ref_log_probs),
+                  read_with(call.choices.entropy, call.entropy)});
+    expect_sound_workspace(call, steps());
     return steps();
   }
 
-  void expect_sound_workspace(const std::vector<PpoLossStep>& all) {
+  void expect_sound_workspace(const PpoLossCall& call, const std::vector<PpoLossStep>& all) {
     WorkspaceArrays arrays;
     for (const PpoLossStep& step : all) {
       if (step.name == "pack") {
@@ -72,14 +91,20 @@ class LaunchPpoLossTest : public LaunchFixture<PpoLossArgs, PpoLossPack> {
         continue;
       }
       const PpoLossArgs& args = step.args;
+      EXPECT_EQ(std::memcmp(&args.choices, &call.choices, sizeof args.choices), 0);
+      EXPECT_EQ(std::memcmp(&args.values, &call.values, sizeof args.values), 0);
       const Int64 sequences = args.num_sequences;
-      arrays.add("sequence_tokens", args.sequence_tokens, sequences * 8);
-      arrays.add("sequence_weight", args.sequence_weight, sequences * 4);
-      arrays.add("sequence_kl_weight", args.sequence_kl_weight, sequences * 4);
-      arrays.add("sequence_log_ratio", args.sequence_log_ratio, sequences * 4);
-      arrays.add("sequence_statistic", args.sequence_statistic, sequences * 4);
-      arrays.add("partials", args.partials,
-                 std::max<Int64>(args.num_items, 1) * static_cast<Int64>(sizeof(PpoLossPartial)));
+      const auto add = [&](const char* name, const void* data, const Tensor& given, Int64 bytes) {
+        if (!given.present()) arrays.add(name, data, bytes);
+      };
+      add("sequence_tokens", args.sequence_tokens, {}, sequences * 8);
+      add("sequence_weight", args.sequence_weight, call.sequence_weight, sequences * 4);
+      add("sequence_kl_weight", args.sequence_kl_weight, call.sequence_kl_weight, sequences * 4);
+      add("sequence_log_ratio", args.sequence_log_ratio, {}, sequences * 4);
+      add("sequence_statistic", args.sequence_statistic, call.sequence_statistic, sequences * 4);
+      add("counts", args.counts, call.counts, kNumCounts * 8);
+      add("partials", args.partials, {},
+          std::max<Int64>(args.num_items, 1) * static_cast<Int64>(sizeof(PpoLossPartial)));
     }
     arrays.expect_fill(workspace_);
   }
@@ -104,43 +129,16 @@ TEST_F(LaunchPpoLossTest, AForwardIsFourSteps) {
   expect_dims(2, 16, 256);
   expect_dims(3, 1, 1024);
   for (const PpoLossStep& step : all) {
-    EXPECT_EQ(step.device, k_device);
-    EXPECT_EQ(step.stream, k_stream);
     const PpoLossArgs& args = step.args;
     EXPECT_EQ(args.num_tokens, 8 * 512);
     EXPECT_EQ(args.num_sequences, 8);
     EXPECT_EQ(args.length, 512);
     EXPECT_EQ(args.num_items, 16);
-    EXPECT_EQ(args.starts, nullptr);
-    EXPECT_EQ(args.mask, call.mask.data);
-    EXPECT_EQ(args.log_probs, call.log_probs.data);
-    EXPECT_EQ(args.old_log_probs, call.old_log_probs.data);
-    EXPECT_EQ(args.advantages, call.advantages.data);
-    EXPECT_EQ(args.advantage_is_of_sequence, 0);
-    EXPECT_EQ(args.rollout_log_probs, nullptr);
-    EXPECT_EQ(args.ref_log_probs, nullptr);
-    EXPECT_EQ(args.entropy, nullptr);
-    EXPECT_EQ(args.weights, nullptr);
-    EXPECT_EQ(args.values.ratio_high, 1.28f);
     EXPECT_EQ(args.reductions.policy, kSequenceMean);
     EXPECT_EQ(args.reductions.kl, kTokenSum);
     EXPECT_EQ(args.reductions.length, 99);
-    EXPECT_EQ(args.group_starts, nullptr);
     EXPECT_EQ(args.group_size, 1);
     EXPECT_EQ(args.num_groups, 8) << "each sequence is one";
-    EXPECT_EQ(args.loss, call.loss.data);
-    EXPECT_EQ(args.grad, call.grad.data);
-    EXPECT_EQ(args.grad_entropy, nullptr);
-    EXPECT_EQ(args.counts, call.counts.data);
-    EXPECT_EQ(args.float_metrics, call.float_metrics.data);
-    EXPECT_EQ(args.exact, call.exact.data);
-  }
-  expect_sound_workspace(all);
-  EXPECT_TRUE(fake_.memsets.empty());
-  // Nothing waits and nothing is read back.
-  for (const char* call_name : {"cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyDtoH",
-                                "cuMemAlloc", "cuMemAllocAsync"}) {
-    EXPECT_EQ(fake_.num_calls[call_name], 0) << call_name;
   }
 }
 
@@ -157,18 +155,8 @@ TEST_F(LaunchPpoLossTest, WhatASwitchReadsIsPassedWithItAlone) {
   EXPECT_EQ(off.ref_log_probs, nullptr);
   EXPECT_EQ(off.entropy, nullptr);
 
-  call = make_full({8, 512});
-  const PpoLossArgs on = run(call).back().args;
+  run(make_full({8, 512}));
   EXPECT_EQ(names(), "count weigh main finish");
-  EXPECT_EQ(on.rollout_log_probs, call.rollout_log_probs.data);
-  EXPECT_EQ(on.ref_log_probs, call.ref_log_probs.data);
-  EXPECT_EQ(on.entropy, call.entropy.data);
-  EXPECT_EQ(on.weights, call.weights.data);
-  EXPECT_EQ(on.weight_is_of_sequence, 0);
-  EXPECT_EQ(on.grad_entropy, call.grad_entropy.data);
-  EXPECT_EQ(on.choices.correction, kTruncate);
-  EXPECT_EQ(on.choices.kl, kKl3);
-  EXPECT_EQ(on.choices.entropy, 1);
 }
 
 TEST_F(LaunchPpoLossTest, AdvantagesAndWeightsMayBeOneASequence) {
@@ -178,7 +166,6 @@ TEST_F(LaunchPpoLossTest, AdvantagesAndWeightsMayBeOneASequence) {
     call.weights = tensor(DType::f32, shape);
     const PpoLossArgs args = run(call).back().args;
     EXPECT_EQ(names(), "count weigh main finish");
-    EXPECT_EQ(args.advantages, call.advantages.data);
     EXPECT_EQ(args.advantage_is_of_sequence, 1);
     EXPECT_EQ(args.weight_is_of_sequence, 1);
   }
@@ -195,15 +182,12 @@ TEST_F(LaunchPpoLossTest, PackedSequencesGroupsAndGlobalCounts) {
   EXPECT_EQ(all[0].blocks, 6u);
   const PpoLossArgs& args = all[0].args;
   EXPECT_EQ(args.num_sequences, 6);
-  EXPECT_EQ(args.starts, call.cu_seqlens.data);
-  EXPECT_EQ(args.group_starts, call.group_starts.data);
   EXPECT_EQ(args.num_groups, 2);
   EXPECT_EQ(args.reductions.tokens.at, nullptr);
   EXPECT_EQ(args.reductions.tokens.value, 12345);
   EXPECT_EQ(args.reductions.sequences.at, call.global_sequences.data) << "read there";
   EXPECT_EQ(args.reductions.groups.at, nullptr);
   EXPECT_EQ(args.reductions.groups.value, 0);
-  expect_sound_workspace(all);
 
   // Without starts it is one sequence.
   call = make({1000});
@@ -226,14 +210,12 @@ TEST_F(LaunchPpoLossTest, ItemsFillTheCardOnce) {
     const Int64 tiles = ceil_div(64 * length, 256);
     EXPECT_EQ(all[2].args.num_items, std::min(tiles, 3 * k_num_sms)) << length;
     EXPECT_EQ(Int64{all[2].blocks}, all[2].args.num_items) << length;
-    expect_sound_workspace(all);
   }
   const auto all = run(make({1 << 17, 1 << 17}));
   EXPECT_EQ(all[0].blocks, 65535u) << "the kernel's own loop takes the rest";
   const Int64 items = all[2].args.num_items;
   EXPECT_GE(items * kPpoLossMostTurns * 256, Int64{1} << 34);
   EXPECT_LT((items - 1) * kPpoLossMostTurns * 256, Int64{1} << 34);
-  expect_sound_workspace(all);
 }
 
 // In the order of the arguments, each to the type that kernels read.
@@ -276,7 +258,6 @@ TEST_F(LaunchPpoLossTest, WhatIsNotDenseOfItsTypeIsCopiedFirst) {
     const PpoLossPack& pack = all[i].copy;
     EXPECT_EQ(all[i].blocks, 1u);
     EXPECT_EQ(all[i].threads, 256u);
-    EXPECT_EQ(all[i].stream, k_stream);
     EXPECT_EQ(pack.from, wanted.tensor.data);
     EXPECT_EQ(pack.to, wanted.to);
     EXPECT_EQ(pack.type, type_code(wanted.tensor.dtype));
@@ -286,14 +267,13 @@ TEST_F(LaunchPpoLossTest, WhatIsNotDenseOfItsTypeIsCopiedFirst) {
     EXPECT_EQ(pack.row_stride, wanted.row_stride);
     EXPECT_EQ(pack.col_stride, wanted.col_stride);
   }
-  expect_sound_workspace(all);
 }
 
 TEST_F(LaunchPpoLossTest, MasksOfBytesAreReadInPlace) {
   for (const DType dtype : {DType::boolean, DType::u8, DType::i8}) {
     PpoLossCall call = make({4, 6});
     call.mask = tensor(dtype, {4, 6});
-    EXPECT_EQ(run(call).back().args.mask, call.mask.data);
+    run(call);
     EXPECT_EQ(names(), "count weigh main finish");
   }
   for (const DType dtype : {DType::i32, DType::i64, DType::f16, DType::f64}) {
@@ -315,13 +295,10 @@ TEST_F(LaunchPpoLossTest, ManyTokensOfACopyShareBlocks) {
 
 // The results are written all the same.
 TEST_F(LaunchPpoLossTest, NoTokensAreNoMainStep) {
-  auto all = run(make({4, 0}));
+  run(make({4, 0}));
   EXPECT_EQ(names(), "count weigh finish");
-  expect_sound_workspace(all);
-  all = run(make({0, 4}));
+  EXPECT_EQ(run(make({0, 4}))[0].args.num_sequences, 0);
   EXPECT_EQ(names(), "weigh finish");
-  EXPECT_EQ(all[0].args.num_sequences, 0);
-  expect_sound_workspace(all);
 }
 
 // grpo_loss asks for what comes before the tokens.
@@ -331,15 +308,8 @@ TEST_F(LaunchPpoLossTest, WhatSequencesShareAloneIsTwoSteps) {
   call.sequence_weight = tensor(DType::f32, {4});
   call.sequence_kl_weight = tensor(DType::f32, {4});
   call.sequence_statistic = tensor(DType::f32, {4});
-  const auto all = run(call);
+  for (const auto& step : run(call)) EXPECT_NE(step.args.counts, nullptr) << "of the workspace";
   ASSERT_EQ(names(), "count weigh");
-  for (const auto& step : all) {
-    EXPECT_EQ(step.args.sequence_weight, call.sequence_weight.data);
-    EXPECT_EQ(step.args.sequence_kl_weight, call.sequence_kl_weight.data);
-    EXPECT_EQ(step.args.sequence_statistic, call.sequence_statistic.data);
-    EXPECT_NE(step.args.counts, nullptr) << "of the workspace";
-    EXPECT_EQ(step.args.loss, nullptr);
-  }
 }
 
 TEST_F(LaunchPpoLossTest, ABackwardIsOneStepWithoutWorkspace) {
@@ -355,14 +325,9 @@ TEST_F(LaunchPpoLossTest, ABackwardIsOneStepWithoutWorkspace) {
     const FakeCuda::Launch& launch = fake_.launches[0];
     EXPECT_EQ(launch.grid_x, blocks);
     EXPECT_EQ(launch.block_x, 256u);
-    EXPECT_EQ(launch.stream, k_stream);
     PpoLossBackwardArgs args{};
     std::memcpy(&args, launch.first_argument.data(), launch.first_argument.size());
     EXPECT_EQ(args.num_tokens, tokens);
-    EXPECT_EQ(args.saved, call.saved.data);
-    EXPECT_EQ(args.upstream, call.upstream.data) << "read on the device";
-    EXPECT_EQ(args.grad, call.gradient.data);
-    EXPECT_TRUE(workspace_.requests.empty());
   }
 }
 
