@@ -7,11 +7,12 @@ templates. The formulas of the bounds are derived in docs/checking.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+from .stored import Stored
 
 Array = np.ndarray
 BLOCK_ELEMENTS = 1 << 21  # of one [rows, vocabulary block] array
@@ -37,10 +38,11 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Expected:
-    """Exact outputs with their bounds, and what the gradients' oracle goes on with."""
+    """Exact outputs with their bounds, and the gradients for an upstream gradient of each output
+    that has one (of `needs(inputs)`, by name)."""
 
     outputs: Mapping[str, Bounded]
-    state: Any
+    gradients: Callable[[Mapping[str, Stored]], Mapping[str, Bounded]]
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ import numpy as np
 from .case import Case, Inputs, Liveness, Rejected
 from .contract import Coefficients
 from .options import Parser, options_of, parsers
-from .oracle import Bounded, Expected
+from .oracle import Expected
 from .stored import FLOATS, LAYOUTS, Stored, encode, of, of_raw
 
 Array = np.ndarray
 Changes = Mapping[str, Any]  # of a case, as Case.but takes them
+RandomShape = tuple[tuple[int, ...], dict[str, int], dict[str, Any]]  # lead, sizes, options
 WILD = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 200.0, 0.0, -1.0])
 
 
@@ -66,6 +67,7 @@ class OpSpec(ABC):
     all_active: Mapping[str, Any] = {"ignored": 0}  # options that make every row active
     shapes: Sequence[Changes]  # lead and sizes: the first with every kind, layout and option set
     specialized_shapes: Sequence[Changes]  # few, since each one compiles
+    specialized_most: int | None = None  # cases of a suite whose options compile too
     combinations: Sequence[Changes] = ()  # of the first shape, besides
     invariant: Sequence[Changes]  # cases that the transforms run on
     transforms: tuple[str, ...] = (  # of transforms.py, those that the op stands
@@ -212,18 +214,7 @@ class OpSpec(ABC):
 
     @abstractmethod
     def expected(self, case: Case, inputs: Inputs, coefficients: Coefficients) -> Expected:
-        """Exact outputs and their bounds."""
-
-    def expected_gradients(
-        self,
-        case: Case,
-        inputs: Inputs,
-        upstream: Mapping[str, Stored],
-        forward: Expected,
-        coefficients: Coefficients,
-    ) -> Mapping[str, Bounded]:
-        """Exact gradients of `needs(inputs)` and their bounds."""
-        return {}
+        """Exact outputs and gradients with their bounds."""
 
     # --- What the transforms do to inputs -------------------------------------------------------
 
@@ -288,13 +279,11 @@ class OpSpec(ABC):
         found += [base.but(options=options) for options in self.option_sets if options]
         found += [base.but(**changes) for changes in self.combinations]
         found += [base.but(seed=seed + 1, **shape) for shape in others]
-        return found
+        return found[: self.specialized_most] if specialized else found
 
     @abstractmethod
-    def random_shape(
-        self, rng: np.random.Generator
-    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
-        """Lead and sizes of a random case, and options over those of a random set."""
+    def random_shape(self, rng: np.random.Generator) -> RandomShape:
+        """Of a random case; the options are over those of a random set."""
 
     def random_case(self, rng: np.random.Generator, seed: int) -> Case:
         """One case of any dtype, size, kind, layout and options."""

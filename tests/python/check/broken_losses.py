@@ -153,50 +153,30 @@ class SumInOrder(Loss):
         return terms.reshape(-1).cumsum(dtype=F)[-1] if terms.size else F(0)
 
 
-def advantages(
-    rewards: Array,
-    samples_per_prompt: int,
-    normalize: str = "std",
-    ddof: int = 1,
-    eps: float = 1e-6,
-    eps_mode: str = "add",
-    group_of_one: str = "zero",
-) -> Array:
+OPTIONS = {"normalize": "std", "ddof": 1, "eps": 1e-6, "eps_mode": "add", "group_of_one": "zero"}
+
+
+def advantages(rewards: Array, samples_per_prompt: int, **options: Any) -> Array:
     """group_advantages, right."""
-    if samples_per_prompt == 1 and group_of_one == "reward":
+    o = {**OPTIONS, **options}
+    if samples_per_prompt == 1 and o["group_of_one"] == "reward":
         return np.asarray(rewards, F)
-    return _advantages(rewards, samples_per_prompt, normalize, ddof, eps, eps_mode, np.float64)
+    return _advantages(rewards, samples_per_prompt, o, np.float64)
 
 
-def one_pass_variance(
-    rewards: Array,
-    samples_per_prompt: int,
-    normalize: str = "std",
-    ddof: int = 1,
-    eps: float = 1e-6,
-    eps_mode: str = "add",
-    group_of_one: str = "zero",
-) -> Array:
+def one_pass_variance(rewards: Array, samples_per_prompt: int, **options: Any) -> Array:
     """E[x^2] - E[x]^2 in fp32."""
-    return _advantages(rewards, samples_per_prompt, normalize, ddof, eps, eps_mode, F)
+    return _advantages(rewards, samples_per_prompt, {**OPTIONS, **options}, F)
 
 
-def noise_of_equal_rewards(
-    rewards: Array,
-    samples_per_prompt: int,
-    normalize: str = "std",
-    ddof: int = 1,
-    eps: float = 1e-6,
-    eps_mode: str = "add",
-    group_of_one: str = "zero",
-) -> Array:
+def noise_of_equal_rewards(rewards: Array, samples_per_prompt: int, **options: Any) -> Array:
     """The mean's rounding over eps."""
     x = np.asarray(rewards, F).reshape(-1, samples_per_prompt)
     away = x - np.float32(x.sum(-1, keepdims=True) / F(samples_per_prompt)) * F(1 + 2**-23)
-    return (away / F(eps)).reshape(rewards.shape).astype(F)
+    return (away / F({**OPTIONS, **options}["eps"])).reshape(rewards.shape).astype(F)
 
 
-def _advantages(rewards, size, normalize, ddof, eps, eps_mode, kind):
+def _advantages(rewards, size, o, kind):
     x = np.asarray(rewards, kind).reshape(-1, size)
     mean = x.mean(-1, keepdims=True, dtype=kind)
     if kind is F:
@@ -204,26 +184,30 @@ def _advantages(rewards, size, normalize, ddof, eps, eps_mode, kind):
         squares = np.maximum(squares, 0) * size
     else:
         squares = ((x - mean) ** 2).sum(-1, keepdims=True)
-    std = np.sqrt(squares / max(size - ddof, 1))
-    if normalize == "loo_std":
-        return _without_each(x, ddof, eps, eps_mode).reshape(rewards.shape).astype(F)
+    std = np.sqrt(squares / max(size - o["ddof"], 1))
+    if o["normalize"] == "loo_std":
+        return _without_each(x, o).reshape(rewards.shape).astype(F)
     below = {
-        "std": std + eps if eps_mode == "add" else np.maximum(std, eps),
+        "std": _denominator(std, o),
         "center": np.ones_like(std),
         "rloo": np.full_like(std, max(size - 1, 1) / size),
-    }[normalize]
+    }[o["normalize"]]
     equal = (x == x[:, :1]).all(-1, keepdims=True)
     return np.where(equal, 0, (x - mean) / below).reshape(rewards.shape).astype(F)
 
 
-def _without_each(x, ddof, eps, eps_mode):
+def _denominator(std, o):
+    return std + o["eps"] if o["eps_mode"] == "add" else np.maximum(std, o["eps"])
+
+
+def _without_each(x, o):
     found = np.zeros_like(x)
     for j in range(x.shape[1]):
         others = np.delete(x, j, 1)
         away = x[:, j] - others.mean(1) if others.size else 0 * x[:, j]
         ties = (others == others[:, :1]).all(1)
-        std = others.std(1, ddof=min(ddof, max(others.shape[1] - 1, 0))) if others.size else away
-        own = std + eps if eps_mode == "add" else np.maximum(std, eps)
+        ddof = min(o["ddof"], max(others.shape[1] - 1, 0))
+        own = _denominator(others.std(1, ddof=ddof) if others.size else away, o)
         found[:, j] = np.where((x == x[:, :1]).all(1), 0, away / np.where(ties, 1, own))
     return found
 

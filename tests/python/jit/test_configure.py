@@ -172,41 +172,27 @@ def test_settings_are_those_configured():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "expected"),
     [
-        ({"policy": "maybe"}, 'configure: policy: expected sync, async or off, got "maybe"'),
-        ({"arch": "x86-64-v9"}, 'configure: arch: expected .*, got "x86-64-v9"'),
-        ({"arch": ""}, "configure: arch: expected"),
-        (
-            {"arch": "sm_80,sm_90a"},
-            "configure: arch: expected one target a backend, got sm_80 and sm_90a",
-        ),
-        (
-            {"num_threads": 0},
-            "configure: num_threads: expected a whole number from 1 to 1024, got 0",
-        ),
-        (
-            {"num_threads": -3},
-            "configure: num_threads: expected a whole number from 1 to 1024, got -3",
-        ),
-        ({"num_threads": 9999}, "configure: num_threads: expected a whole number from 1 to 1024"),
-        ({"log": "loud"}, 'configure: log: expected .*, got "loud"'),
-        ({"validate": "on"}, 'configure: validate: expected async or sync, got "on"'),
-        (
-            {"workspace_mib": 0},
-            "configure: workspace_mib: expected a whole number from 1 to 1048576, got 0",
-        ),
-        (
-            {"tile": "32-wide"},
-            'configure: tile: expected one of tuned, .*64-static.*, got "32-wide"',
-        ),
-        ({"tile": ""}, 'configure: tile: expected one of tuned, .*, got ""'),
+        ({"policy": "maybe"}, 'sync, async or off, got "maybe"'),
+        ({"arch": "x86-64-v9"}, '.*, got "x86-64-v9"'),
+        ({"arch": ""}, ""),
+        ({"arch": "sm_80,sm_90a"}, "one target a backend, got sm_80 and sm_90a"),
+        ({"num_threads": 0}, "a whole number from 1 to 1024, got 0"),
+        ({"num_threads": -3}, "a whole number from 1 to 1024, got -3"),
+        ({"num_threads": 9999}, "a whole number from 1 to 1024"),
+        ({"log": "loud"}, '.*, got "loud"'),
+        ({"validate": "on"}, 'async or sync, got "on"'),
+        ({"workspace_mib": 0}, "a whole number from 1 to 1048576, got 0"),
+        ({"tile": "32-wide"}, 'one of tuned, .*64-static.*, got "32-wide"'),
+        ({"tile": ""}, 'one of tuned, .*, got ""'),
     ],
 )
-def test_a_wrong_value_changes_nothing(change, message):
+def test_a_wrong_value_changes_nothing(change, expected):
     before = rlk.jit.settings()
     other = {"policy": "off", "num_threads": 7, "specialize": False, "log": "error"}
-    with pytest.raises(rlk.InvalidArgument, match=message):
+    (name,) = change
+    with pytest.raises(rlk.InvalidArgument, match=f"^configure: {name}: expected {expected}"):
         rlk.jit.configure(**other | change)
     assert rlk.jit.settings() == before
 

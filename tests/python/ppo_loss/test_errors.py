@@ -11,6 +11,7 @@ from losses import FLOAT, Batch, batch, same, same_metrics
 import rlk
 from rlk._loss_options import ELSEWHERE
 from rlk._ops.ppo_loss import OPTIONS
+from rlk.check.specs.ppo_loss_inputs import LIVE
 from rlk.losses import DIALECTS, Rules
 
 pytestmark = pytest.mark.usefixtures("generic")
@@ -136,7 +137,7 @@ def test_numbers(name, value):
     "wrong", [np.zeros(3), [1.0], {}, b"1", 10**400, 10**5000], ids=lambda w: str(type(w))
 )
 def test_what_is_no_value_of_an_option(wrong):
-    for name in (*LIVE, "max_seq_len", "samples_per_prompt", "dialect"):
+    for name in (*RULES, "max_seq_len", "samples_per_prompt", "dialect"):
         refused(f"^ppo_loss: {name}: expected", **{**switch_of(name), name: wrong})
     if isinstance(wrong, int):
         refused("^ppo_loss: global_tokens: expected", global_tokens=wrong)
@@ -232,67 +233,32 @@ def test_needs(wrong):
         batch().grads(needs=wrong)
 
 
-# A value of each option that must show, and what switches the option on.
-NEEDS_TIS = {"use_tis": True, "tis_imp_ratio_cap": 1.2, "tis_imp_ratio_floor": 0.8}
-NEEDS_KL = {"kl_coef": 0.3}
-LIVE = {
-    "policy_loss": ("gpg", {}),
-    "loss_reduction": ("sequence_mean", {}),
-    "eps_clip_low": (0.1, {}),
-    "eps_clip_high": (1.5, {}),
-    "use_dual_clip": (True, {}),
-    "clip_ratio_c": (1.5, {"use_dual_clip": True}),
-    "delta": (1.1, {}),
-    "cispo_bounds": ("eps", {"policy_loss": "cispo"}),
-    "sapo_tau_pos": (2.0, {"policy_loss": "sapo"}),
-    "sapo_tau_neg": (2.0, {"policy_loss": "sapo"}),
-    "log_ratio_clamp": (0.1, {}),
-    "gspo_log_ratio_clamp": (0.001, {"policy_loss": "gspo"}),
-    "use_tis": (True, {}),
-    "tis_mode": ("mask", NEEDS_TIS),
-    "tis_level": ("sequence", NEEDS_TIS),
-    "tis_imp_ratio_cap": (1.5, {"use_tis": True}),
-    "tis_imp_ratio_floor": (0.9, {"use_tis": True}),
-    "tis_log_clamp": (0.1, {"use_tis": True}),
-    "tis_overflow": ("zero", {"use_tis": True}),
-    "kl_coef": (0.3, {}),
-    "kl_estimator": ("k1", NEEDS_KL),
-    "kl_gradient": ("unbiased", NEEDS_KL),
-    "kl_weight": ("ratio", NEEDS_KL),
-    "kl_clamp": (0.5, NEEDS_KL),
-    "kl_output_clamp": (0.1, NEEDS_KL),
-    "kl_reduction": ("token_sum", NEEDS_KL),
-    "entropy_coef": (0.1, {}),
-}
 CALL = {  # options that are no rule
-    "max_seq_len": (40, {"loss_reduction": "token_sum_over_L", "max_seq_len": 30}),
-    "samples_per_prompt": (3, {"loss_reduction": "prompt_mean", "samples_per_prompt": 2}),
+    **{name: LIVE[name] for name in LIVE if name.startswith(("max_", "samples_", "global_"))},
     "group_boundaries": (STARTS, {"loss_reduction": "prompt_mean", "samples_per_prompt": 1}),
-    "global_tokens": (500, {}),
-    "global_sequences": (8, {"loss_reduction": "sequence_mean"}),
-    "global_groups": (9, {"loss_reduction": "prompt_mean", "samples_per_prompt": 2}),
     "loss_weights": (np.full(6, 0.5, FLOAT), {}),
 }
+RULES = {name: live for name, live in LIVE.items() if name not in CALL and name != "dialect"}
 
 
 def switch_of(name: str) -> dict:
     """What switches the option on, without a value of its own."""
-    return {k: v for k, v in (LIVE | CALL).get(name, (None, {}))[1].items() if k != name}
+    return {k: v for k, v in (RULES | CALL).get(name, (None, {}))[1].items() if k != name}
 
 
 def test_the_lists_of_live_options_are_complete():
     """slime 2247."""
     rules = {f.name for f in dataclasses.fields(Rules)}
     rules -= {"reduction_of", "reduction_names", "kl_output_clamp_of", "tis_cap_of"}
-    assert set(LIVE) == rules
+    assert set(RULES) == rules
     tensors = {"rollout_logprobs", "ref_log_probs", "entropy", "cu_seqlens", "dialect"}
     assert rules | set(CALL) | tensors == OPTIONS
 
 
-@pytest.mark.parametrize("name", [*LIVE, *CALL])
+@pytest.mark.parametrize("name", [*RULES, *CALL])
 def test_every_option_that_is_on_matters(name):
     """slime 2247, SkyRL 546, verl 3237, verl 3245."""
-    value, switch = (LIVE | CALL)[name]
+    value, switch = (RULES | CALL)[name]
     b = batch(spread=1.0, seed=4)
     if name == "tis_overflow":
         far = b.others["rollout_logprobs"].copy()
@@ -312,7 +278,7 @@ def test_every_option_that_is_on_matters(name):
 # What each option is off with: no value of it matters then, a wrong one neither.
 OFF: dict[str, dict] = {
     name: {}
-    for name in LIVE
+    for name in RULES
     if name in ("clip_ratio_c", "cispo_bounds", "gspo_log_ratio_clamp")
     or (name.startswith(("tis_", "kl_", "sapo_")) and name != "kl_coef")
 } | {"log_ratio_clamp": {"policy_loss": "gspo"}}

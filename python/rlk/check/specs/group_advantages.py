@@ -11,7 +11,7 @@ import numpy as np
 from ..case import Case, Inputs, Liveness
 from ..contract import Coefficients
 from ..oracle import Bounded, Expected
-from ..spec import Changes, OpSpec
+from ..spec import Changes, OpSpec, RandomShape
 from ..stored import of
 
 # A value of an option that must show, and what else both calls say.
@@ -108,11 +108,9 @@ class GroupAdvantages(OpSpec):
             # What fp64 leaves of a difference of large numbers.
             rest = np.where(equal, 0.0, 1e-14 * np.abs(x).max(-1, keepdims=True) / below)
         bound = c["rtol"] * np.abs(value) + rest
-        return Expected({"advantages": Bounded(value, bound)}, None)
+        return Expected({"advantages": Bounded(value, bound)}, lambda upstream: {})
 
-    def random_shape(
-        self, rng: np.random.Generator
-    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
+    def random_shape(self, rng: np.random.Generator) -> RandomShape:
         return (int(rng.integers(0, 20)),), {}, {"samples": int(rng.integers(1, 70))}
 
     def liveness(self, case: Case) -> list[Liveness]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,8 +12,8 @@ import numpy as np
 from .. import loss_oracle
 from ..case import Case, Inputs, Liveness
 from ..contract import Coefficients
-from ..oracle import Bounded, Expected, LinearLogprob, LogitRows
-from ..spec import Changes, OpSpec
+from ..oracle import Bounded, Expected, LinearLogprob
+from ..spec import Changes, OpSpec, RandomShape
 from ..stored import Stored, of, of_raw
 from . import group_advantages, ppo_loss_inputs
 from .group_advantages import GroupAdvantages, torch_group_advantages
@@ -47,16 +46,6 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
     {"samples": 6, "loss_reduction": "token_sum"},
     {"ignored": 0.3},
 )
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """What the gradient goes on with, over active tokens."""
-
-    rows: LogitRows
-    policy: LinearLogprob
-    active: Array
-    factor: Bounded  # of the log-probs, for an upstream of 1
 
 
 def _shape(rows: int, length: int, vocab: int) -> Changes:
@@ -94,6 +83,7 @@ class GrpoLoss(OpSpec):
         for sizes in ((12, 7, 130), (4, 1, 1), (4, 3, 2), (0, 5, 9), (4, 0, 9), (16, 33, 257))
     )
     specialized_shapes = shapes[:1]
+    specialized_most = 20
     combinations: Sequence[Changes] = tuple(
         {"kind": kind, "options": {"beta": 0.5}} for kind in ("near", "far")
     )
@@ -167,9 +157,9 @@ class GrpoLoss(OpSpec):
             """In float64, how far its token gradients may be, and the loss with its bound."""
             found = [_loss(inputs, active, policy, ref, a, beta, side) for side in (0.0, 1.0, -1.0)]
             middle, *sides = found
-            bounds = policy.bound + ref.bound
-            off = Bounded(np.where(np.isfinite(bounds), bounds, 0.0), bounds).spread(active).value
-            slope = np.max([one.grad_scale for one in found], axis=0)
+            off = policy.bound + ref.bound
+            off = np.where(np.isfinite(off), off, 0.0)
+            slope = np.max([one.grad_scale[active] for one in found], axis=0)
             bend = np.sum([np.abs(one.grad - middle.grad) for one in sides], axis=0)
             bound = c["weight_sum_rtol"] * middle.abs_loss_sum + (slope * off).sum() + 2.0**-60
             value = Bounded(np.asarray(middle.loss), np.asarray(bound))
@@ -186,22 +176,14 @@ class GrpoLoss(OpSpec):
             }
             bound = c_grad["rtol"] * middle.grad_scale + bend
             bound = np.where(middle.ties, np.inf, bound)
-        factor = Bounded(middle.grad[active], bound[active])
-        return Expected(outputs, Tokens(rows, policy, active, factor))
 
-    def expected_gradients(
-        self,
-        case: Case,
-        inputs: Inputs,
-        upstream: Mapping[str, Stored],
-        forward: Expected,
-        coefficients: Coefficients,
-    ) -> Mapping[str, Bounded]:
-        t: Tokens = forward.state
-        g = float(upstream["loss"].values())
-        factor = Bounded(g * t.factor.value, abs(g) * t.factor.bound)
-        exact = policy_gradient(case, t.rows, t.policy, t.active, factor, coefficients)
-        return {"policy_logits": exact}
+        def gradients(upstream: Mapping[str, Stored]) -> Mapping[str, Bounded]:
+            g = float(upstream["loss"].values())
+            factor = Bounded(g * middle.grad[active], abs(g) * bound[active])
+            exact = policy_gradient(case, rows, policy, active, factor, coefficients)
+            return {"policy_logits": exact}
+
+        return Expected(outputs, gradients)
 
     def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
         rows, samples = inputs.num_rows, inputs["samples_per_prompt"]
@@ -217,9 +199,7 @@ class GrpoLoss(OpSpec):
         )
         return self.with_garbage(padded, ~mask, np.random.default_rng(0))
 
-    def random_shape(
-        self, rng: np.random.Generator
-    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
+    def random_shape(self, rng: np.random.Generator) -> RandomShape:
         samples, groups = int(rng.integers(1, 7)), int(rng.integers(1, 5))
         sizes = {"length": int(rng.integers(1, 30)), "vocab": int(rng.integers(1, 300))}
         return (samples * groups,), sizes, {"samples": samples}

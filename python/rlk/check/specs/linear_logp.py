@@ -19,7 +19,7 @@ from ..oracle import (
     linear_logprob,
     linear_logprob_gradients,
 )
-from ..spec import Adapter, Changes, OpSpec, adversarial
+from ..spec import Adapter, Changes, OpSpec, RandomShape, adversarial
 from ..stored import Stored, of
 from . import linear_logp_inputs as inputs_of
 
@@ -154,29 +154,30 @@ class LinearLogp(OpSpec):
             "entropy": Bounded(forward.entropy, forward.entropy_bound),
             "lse": Bounded(forward.lse, forward.lse_bound),
         }
-        found = {name: exact[name].spread(active) for name in self.outputs_of(inputs)}
-        return Expected(found, (rows, forward, active))
 
-    def expected_gradients(
+        def gradients(upstream: Mapping[str, Stored]) -> Mapping[str, Bounded]:
+            g = {name: one.values()[active] for name, one in upstream.items()}
+            found = self.row_gradients(inputs, rows, g, forward, coefficients)
+            rowwise = set(self.row_outputs)
+            return {n: x.spread(active) if n in rowwise else x for n, x in found.items()}
+
+        outputs = {name: exact[name].spread(active) for name in self.outputs_of(inputs)}
+        return Expected(outputs, gradients)
+
+    def row_gradients(
         self,
-        case: Case,
         inputs: Inputs,
-        upstream: Mapping[str, Stored],
-        forward: Expected,
+        rows: Any,
+        upstream: Mapping[str, np.ndarray],
+        forward: LinearLogprob,
         coefficients: Coefficients,
-    ) -> Mapping[str, Bounded]:
+    ) -> dict[str, Bounded]:
+        """Exact gradients of active rows, and their sums."""
         op_class = self.op_class + "_grad"
-        rows, logprob, active = forward.state
-        needs = self.needs(inputs)
-        store = {name: coefficients(op_class, inputs[name].dtype) for name in needs}
-        g = {name: one.values()[active] for name, one in upstream.items()}
-        c = coefficients(op_class, case.dtype)
-        exact = linear_logprob_gradients(rows, g, logprob, c, store)
-        return {**exact, "hidden": exact["hidden"].spread(active)}
+        store = {n: coefficients(op_class, inputs[n].dtype) for n in self.needs(inputs)}
+        return linear_logprob_gradients(rows, upstream, forward, store["hidden"], store)
 
-    def random_shape(
-        self, rng: np.random.Generator
-    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
+    def random_shape(self, rng: np.random.Generator) -> RandomShape:
         """Small sizes mostly."""
         vocab = int(rng.choice([rng.integers(1, 40), rng.integers(1, 600), rng.integers(1, 3000)]))
         depth = int(rng.choice([rng.integers(1, 20), rng.integers(1, 300)]))

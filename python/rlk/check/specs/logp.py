@@ -11,9 +11,8 @@ import numpy as np
 from .. import rules
 from ..case import Case, Inputs
 from ..contract import Coefficients
-from ..oracle import Bounded, Expected, LinearLogprob, LogitRows, linear_logprob, logit_gradient
-from ..spec import Adapter, Changes
-from ..stored import Stored
+from ..oracle import Bounded, LinearLogprob, LogitRows, linear_logprob, logit_gradient
+from ..spec import Adapter, Changes, RandomShape
 from . import linear_logp_inputs as inputs_of
 from .linear_logp import LinearLogp, row_options, torch_linear_logp
 
@@ -84,22 +83,18 @@ class Logp(LinearLogp):
         with_entropy = "entropy" in self.outputs_of(inputs)
         return logit_oracle(inputs, active, c, "logits", "target", with_entropy)
 
-    def expected_gradients(
+    def row_gradients(
         self,
-        case: Case,
         inputs: Inputs,
-        upstream: Mapping[str, Stored],
-        forward: Expected,
+        rows: Any,
+        upstream: Mapping[str, np.ndarray],
+        forward: LinearLogprob,
         coefficients: Coefficients,
-    ) -> Mapping[str, Bounded]:
-        rows, logprob, active = forward.state
-        g = {name: one.values()[active] for name, one in upstream.items()}
-        c = coefficients(self.op_class + "_grad", case.dtype)
-        return {"logits": logit_gradient(rows, g, logprob, c).spread(active)}
+    ) -> dict[str, Bounded]:
+        c = coefficients(self.op_class + "_grad", inputs["logits"].dtype)
+        return {"logits": logit_gradient(rows, upstream, forward, c)}
 
-    def random_shape(
-        self, rng: np.random.Generator
-    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
+    def random_shape(self, rng: np.random.Generator) -> RandomShape:
         lead, sizes, options = super().random_shape(rng)
         return lead, {"vocab": sizes["vocab"]}, options
 

@@ -16,7 +16,7 @@ from ..checks import Session, expect_same
 from ..contract import Coefficients
 from ..frameworks import Failure
 from ..oracle import Bounded, Expected
-from ..spec import Adapter, Changes, OpSpec
+from ..spec import Adapter, Changes, OpSpec, RandomShape
 from ..stored import Stored, of
 from . import ppo_loss_inputs as inputs_of
 from .logp import as_stored
@@ -47,6 +47,7 @@ class PpoLoss(OpSpec):
         {"lead": lead} for lead in ((4, 19), (1, 1), (3,), (0,), (2, 0), (1, 4099), (130, 3))
     )
     specialized_shapes = shapes[:1]
+    specialized_most = 42
     combinations: Sequence[Changes] = (
         *({"kind": kind, "options": {"kl_coef": 0.1}} for kind in ("near", "far")),
         *({"kind": kind, "options": EVERYTHING} for kind in inputs_of.KINDS),
@@ -111,37 +112,27 @@ class PpoLoss(OpSpec):
             "loss": Bounded(np.asarray(answer.loss), np.asarray(bound)),
             "clip_ratio": Bounded(np.asarray(clipped / active), np.asarray(slack)),
         }
-        return Expected(outputs, answer)
-
-    def expected_gradients(
-        self,
-        case: Case,
-        inputs: Inputs,
-        upstream: Mapping[str, Stored],
-        forward: Expected,
-        coefficients: Coefficients,
-    ) -> Mapping[str, Bounded]:
-        answer: loss_oracle.LossAnswer = forward.state
-        c = coefficients(self.op_class + "_grad", case.dtype)
-        g = float(upstream["loss"].values())
         of_tokens = {
             "log_probs": (answer.grad, answer.grad_scale),
             "entropy": (answer.grad_entropy, np.abs(answer.grad_entropy)),
         }
-        found = {}
-        for name in self.needs(inputs):
-            grad, scale = of_tokens[name]
-            exact = as_stored(g * grad, case.dtype)
-            # fp16 has no numbers between 0 and 2^-24.
-            size = np.where(np.isinf(exact), 0.0, np.abs(exact))
-            bound = c["rtol"] * np.abs(g) * scale + c["store_rtol"] * size
-            bound = bound + np.where(exact != 0, c["store_atol"] + 2.0**-126, 0.0)
-            found[name] = Bounded(exact, np.where(answer.ties, np.inf, bound))
-        return found
 
-    def random_shape(
-        self, rng: np.random.Generator
-    ) -> tuple[tuple[int, ...], dict[str, int], dict[str, Any]]:
+        def gradients(upstream: Mapping[str, Stored]) -> Mapping[str, Bounded]:
+            c, found = coefficients(self.op_class + "_grad", case.dtype), {}
+            g = float(upstream["loss"].values())
+            for name in self.needs(inputs):
+                grad, scale = of_tokens[name]
+                exact = as_stored(g * grad, case.dtype)
+                # fp16 has no numbers between 0 and 2^-24.
+                size = np.where(np.isinf(exact), 0.0, np.abs(exact))
+                bound = c["rtol"] * np.abs(g) * scale + c["store_rtol"] * size
+                bound = bound + np.where(exact != 0, c["store_atol"] + 2.0**-126, 0.0)
+                found[name] = Bounded(exact, np.where(answer.ties, np.inf, bound))
+            return found
+
+        return Expected(outputs, gradients)
+
+    def random_shape(self, rng: np.random.Generator) -> RandomShape:
         lead = (int(rng.integers(1, 9)), int(rng.integers(0, 70)))
         if rng.random() < 0.5:
             return lead, {}, {}

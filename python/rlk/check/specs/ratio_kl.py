@@ -5,7 +5,6 @@ and k."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ..case import Case, Inputs, Liveness
 from ..checks import Session
 from ..contract import Coefficients
 from ..frameworks import Failure
-from ..oracle import Bounded, Expected, LinearLogprob, LogitRows
+from ..oracle import Bounded, Expected, LinearLogprob
 from ..spec import Adapter, Changes
 from ..stored import Stored, of
 from . import linear_logp_inputs as inputs_of
@@ -40,17 +39,6 @@ LIVE: Mapping[str, Any] = {
     "log_ratio_clamp": 0.05,
 }
 DISTANCES = np.array([0.0, 19.0, -19.0, 25.0, -25.0, 1e3, -1e3])  # on both sides of every clamp
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """What the gradient goes on with, over active rows: errors and where fp32 may take another
-    branch beside each derivative."""
-
-    rows: LogitRows
-    policy: LinearLogprob
-    active: Array
-    slopes: Mapping[str, Bounded]  # of ratio and kl
 
 
 class RatioKl(Logp):
@@ -87,6 +75,7 @@ class RatioKl(Logp):
         shape((33,), 1030),
     )
     specialized_shapes = shapes[:1]
+    specialized_most = 24
     combinations: Sequence[Changes] = tuple(
         {"kind": kind, "options": options}
         for options in ({"kl": "k1"}, {"kl": "k2"}, {"kl_gradient": "unbiased"})
@@ -128,24 +117,17 @@ class RatioKl(Logp):
         with np.errstate(all="ignore"):
             ratio, ratio_slope = _ratio(inputs, c_ratio, policy, old)
             kl, kl_slope = _kl(inputs, c_kl, policy, ref)
-        slopes = {"ratio": ratio_slope, "kl": kl_slope}
-        outputs = {"ratio": ratio.spread(active, 1.0), "kl": kl.spread(active)}
-        return Expected(outputs, Tokens(rows, policy, active, slopes))
 
-    def expected_gradients(
-        self,
-        case: Case,
-        inputs: Inputs,
-        upstream: Mapping[str, Stored],
-        forward: Expected,
-        coefficients: Coefficients,
-    ) -> Mapping[str, Bounded]:
-        t: Tokens = forward.state
-        with np.errstate(all="ignore"):
-            ratio, kl = (_product(upstream[n].values()[t.active], s) for n, s in t.slopes.items())
-        factor = Bounded(ratio.value + kl.value, ratio.bound + kl.bound)
-        exact = policy_gradient(case, t.rows, t.policy, t.active, factor, coefficients)
-        return {"policy_logits": exact}
+        def gradients(upstream: Mapping[str, Stored]) -> Mapping[str, Bounded]:
+            with np.errstate(all="ignore"):
+                a = _product(upstream["ratio"].values()[active], ratio_slope)
+                b = _product(upstream["kl"].values()[active], kl_slope)
+            factor = Bounded(a.value + b.value, a.bound + b.bound)
+            exact = policy_gradient(case, rows, policy, active, factor, coefficients)
+            return {"policy_logits": exact}
+
+        outputs = {"ratio": ratio.spread(active, 1.0), "kl": kl.spread(active)}
+        return Expected(outputs, gradients)
 
     def liveness(self, case: Case) -> list[Liveness]:
         base = self.build(case.but(kind="random", options=self.all_active))
