@@ -63,6 +63,7 @@ Findings examine(const Context& context, const DoctorOptions& options) {
   machine.driver = runtime::cuda::Driver::find(&machine.why_no_driver);
   machine.has_library = machine.driver != nullptr || has_libcuda();
   examine_cuda(context, store, machine, findings);
+  call_kernels(context, store, machine, findings);
   examine_readiness(context, layers, store, machine, options.choice, findings);
   excuse_cpu(findings, options.strict);
   return findings;

@@ -51,6 +51,11 @@ struct CudaMachine {
 void examine_cuda(const Context& context, cache::DiskStore& store, const CudaMachine& machine,
                   Findings& findings);
 
+// Calls a generic kernel of each backend that calls were found to run on, on each card, and makes
+// failed findings of those that do not give what they should.
+void call_kernels(const Context& context, cache::DiskStore& store, const CudaMachine& machine,
+                  Findings& findings);
+
 // Whether the kernels that a process means to load are there, and whether its driver takes them:
 // those of the models, else those of the layers' manifests.
 void examine_readiness(const Context& context, const jit::Layers& layers, cache::DiskStore& store,

@@ -70,16 +70,17 @@ TEST_F(MainTest, AFullDiskIsAnError) {
   EXPECT_NE(ran.err.find("stdout"), std::string::npos) << ran.err;
 }
 
-// The package has no kernel and no compiler for the CPU: a machine whose GPU runs is healthy.
-TEST_F(MainTest, DoctorFindsTheDriverItself) {
+// All that is looked at is well, and the call tells that the compiler's code is none.
+TEST_F(MainTest, DoctorFindsTheDriverItselfAndCallsAKernel) {
   const std::string with_driver = "export LD_LIBRARY_PATH=\"$rlk_fake_cuda\"; ";
   const std::string with_nvrtc = "export RLK_NVRTC=\"$rlk_fake_nvrtc\"; ";
   const Ran ran = bash(with_driver + with_nvrtc + "rlk doctor");
-  EXPECT_EQ(ran.code, 0) << ran.out;
+  EXPECT_EQ(ran.code, 1) << ran.out;
   EXPECT_EQ(ran.err, "");
   for (const char* part :
-       {"driver      CUDA 12.8", "cuda:1 Fake H100 number 1", "12.99 in ", "warn  cpu calls",
-        "ok    cuda calls  run specialized kernels, compiled at first use"}) {
+       {"driver      CUDA 12.8", "cuda:1 Fake H100 number 1", "12.99 in ", "fail  cpu calls",
+        "fail  cuda calls  run specialized kernels, compiled at first use",
+        "; a call on cuda:1 fails: CUDA code: expected a cubin or PTX"}) {
     EXPECT_NE(ran.out.find(part), std::string::npos) << part << '\n' << ran.out;
   }
   const Ran without = bash(with_driver + "rlk doctor");
