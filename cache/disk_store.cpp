@@ -24,7 +24,6 @@ std::string without_trailing_slash(std::string folder) {
 }
 
 bool is_absent(int error) { return error == ENOENT || error == ENOTDIR; }
-
 }  // namespace
 
 DiskStore::DiskStore(StoreOptions options, FileSystem& files)
@@ -39,12 +38,12 @@ DiskStore::DiskStore(StoreOptions options, FileSystem& files)
   }
 }
 
-std::optional<Entry> DiskStore::get(const Key& key, std::string_view compiler,
-                                    const Accept& accept) noexcept {
+std::optional<Entry> DiskStore::get(const Key& key, std::string_view compiler, const Accept& accept,
+                                    std::string* refusal) noexcept {
   std::optional<Entry> entry;
   never_throwing("get", [&] {
     for (std::size_t i = 0; i < layers_.size() && !entry; ++i) {
-      entry = get_from(layers_[i], {key, compiler, &accept});
+      entry = get_from(layers_[i], {key, compiler, &accept, nullptr, refusal});
     }
   });
   return entry;
@@ -66,12 +65,12 @@ std::optional<Entry> DiskStore::get_from(const Layer& layer, const LookUp& asked
     if (is_absent(trust.error)) return std::nullopt;
     if (trust.error != 0) {
       const std::string problem = fmt::format("stat: {}", error_text(trust.error));
-      pass_over(asked, {layer, layer.folder, "", problem}, problem,
+      pass_over(asked, {layer, layer.folder, "", problem}, trust.error, problem,
                 fmt::format("{}: folder not read: {}", layer.folder, problem));
       return std::nullopt;
     }
     if (!trust.problem.empty()) {
-      pass_over(asked, {layer, layer.folder, "", trust.problem}, layer.folder,
+      pass_over(asked, {layer, layer.folder, "", trust.problem}, 0, layer.folder,
                 "folder refused: " + trust.problem);
       return std::nullopt;
     }
@@ -97,10 +96,11 @@ std::optional<Entry> DiskStore::get_from(const Layer& layer, const LookUp& asked
   return std::nullopt;
 }
 
-void DiskStore::pass_over(const LookUp& asked, Candidate candidate, const std::string& id,
-                          const std::string& message) {
-  if (asked.trace == nullptr) return warn_once(id, message);
-  asked.trace->push_back(std::move(candidate));
+void DiskStore::pass_over(const LookUp& asked, Candidate candidate, int error,
+                          const std::string& id, const std::string& message) {
+  if (asked.trace != nullptr) return asked.trace->push_back(std::move(candidate));
+  if (asked.refusal == nullptr || !is_refusal(error)) return warn_once(id, message);
+  *asked.refusal = "cache: " + message;
 }
 
 ReadRules DiskStore::read_rules(const Layer& layer) const {
@@ -131,7 +131,7 @@ std::optional<Entry> DiskStore::get_file(const Layer& layer, const std::string& 
   const std::string_view what = is_io                                ? "entry not read"
                                 : read.status == ReadStatus::damaged ? "damaged entry not used"
                                                                      : "entry refused";
-  pass_over(asked, std::move(candidate), is_io ? read.problem : path,
+  pass_over(asked, std::move(candidate), read.error, is_io ? read.problem : path,
             fmt::format("{}: {}: {}", path, what, read.problem));
   return std::nullopt;
 }
@@ -142,7 +142,7 @@ std::vector<std::string> DiskStore::names_of(const Layer& layer, const std::stri
   const auto listed = files_.list(layer.folder);
   if (!listed && !is_absent(listed.error)) {
     const std::string problem = fmt::format("list: {}", error_text(listed.error));
-    pass_over(asked, {layer, layer.folder, "", problem}, problem,
+    pass_over(asked, {layer, layer.folder, "", problem}, listed.error, problem,
               fmt::format("{}: layer not read: {}", layer.folder, problem));
   }
   using Dated = std::tuple<std::int64_t, std::int64_t, std::string>;

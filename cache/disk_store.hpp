@@ -100,9 +100,10 @@ class DiskStore {
   // `compiler` is the identity of the compiler at hand, "" if there is none. With one, the
   // read-write layer wants an exact match; without, and in read-only layers, any entry of the key
   // will do: the exact one before the newest. Layers are tried in order.
-  // Where `accept` says no, the next candidate is tried.
-  std::optional<Entry> get(const Key& key, std::string_view compiler,
-                           const Accept& accept = {}) noexcept;
+  // Where `accept` says no, the next candidate is tried. Where the system has no file descriptor or
+  // memory left to read one with, `refusal` says so, if given, in place of the log.
+  std::optional<Entry> get(const Key& key, std::string_view compiler, const Accept& accept = {},
+                           std::string* refusal = nullptr) noexcept;
 
   // What the same get comes to, in order, up to the entry that it gives. Logs and touches nothing.
   std::vector<Candidate> trace(const Key& key, std::string_view compiler) noexcept;
@@ -147,12 +148,13 @@ class DiskStore {
     std::string_view compiler;
     const Accept* accept = nullptr;
     std::vector<Candidate>* trace = nullptr;  // null: trouble is logged, a hit's use is stamped
+    std::string* refusal = nullptr;           // see get
   };
 
   std::optional<Entry> get_from(const Layer& layer, const LookUp& asked);
   std::optional<Entry> get_file(const Layer& layer, const std::string& name, const LookUp& asked);
-  // The id is that of warn_once.
-  void pass_over(const LookUp& asked, Candidate candidate, const std::string& id,
+  // The id is that of warn_once; the error is an errno, or 0.
+  void pass_over(const LookUp& asked, Candidate candidate, int error, const std::string& id,
                  const std::string& message);
   ReadRules read_rules(const Layer& layer) const;
   std::vector<std::string> names_of(const Layer& layer, const std::string& digest,

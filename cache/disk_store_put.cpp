@@ -144,6 +144,7 @@ std::unique_ptr<FileLock> DiskStore::open_lock(const std::string& folder,
   }
   auto lock = std::make_unique<FileLock>(files_, place.path, sharing_, byte_of_key(digest));
   if (lock->error() == 0) return lock;
+  if (is_refusal(lock->error())) return nullptr;  // what is to be locked for meets it too
   if (is_lasting(lock->error()) && !could_write(files_, folder)) {
     give_up(folder, lock->error());
   } else {

@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   // Python ignores SIGPIPE and a program that it becomes inherits that: `rlk-jit list | head` must
   // end here as in any shell.
   std::signal(SIGPIPE, SIG_DFL);
+  std::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write is an error, as in Python
   std::ios::sync_with_stdio(false);
   const int code = rlk::cli::run(argc, argv, find_terminal(), std::cout, std::cerr);
   errno = 0;

@@ -2,22 +2,20 @@
 // A queue and the threads that empty it.
 #include "jit/background.hpp"
 
+#include "runtime/refused.hpp"
+
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <new>
 
 namespace rlk::jit {
 namespace {
 
-// The threads of the caller's kernels come first, and the caller's signals stay the caller's.
+// The threads of the caller's kernels come first.
 void step_back() {
   constexpr int k_lowest = 19;
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), k_lowest);
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
 }
 
 }  // namespace
@@ -28,7 +26,14 @@ bool Background::add(Job job) {
   jobs_.push_back(std::move(job));
   const auto wanted = jobs_.size() + static_cast<std::size_t>(num_running_);
   if (threads_.size() < wanted && std::ssize(threads_) < num_threads_) {
-    threads_.emplace_back([this] { work(); });
+    try {
+      threads_.emplace_back(runtime::k_compile_stack_bytes, [this] { work(); });
+    } catch (const std::exception&) {
+      if (threads_.empty()) {  // else one that is there takes the job later
+        jobs_.pop_back();
+        throw;
+      }
+    }
   }
   changed_.notify_all();
   return true;
@@ -62,7 +67,7 @@ bool Background::wait_for(std::chrono::milliseconds time) {
 
 void Background::stop() {
   std::deque<Job> dropped;
-  std::vector<std::thread> threads;
+  std::vector<runtime::Thread> threads;  // ended by their destructors
   {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
@@ -70,7 +75,6 @@ void Background::stop() {
     threads.swap(threads_);
     changed_.notify_all();
   }
-  for (auto& thread : threads) thread.join();
 }
 
 void Background::set_paused(bool paused) {
@@ -88,7 +92,7 @@ void Background::reset_in_child() {
   // The parent's threads and waiters are not in this process: what counts them is made anew, not
   // destroyed, which would wait for them.
   new (&changed_) std::condition_variable;
-  new (&threads_) std::vector<std::thread>;
+  new (&threads_) std::vector<runtime::Thread>;
   new (&jobs_) std::deque<Job>;
   num_running_ = 0;
   paused_ = false;

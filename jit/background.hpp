@@ -2,12 +2,13 @@
 // Work behind the caller's back: a few threads of low priority that take jobs in order.
 #pragma once
 
+#include "runtime/thread.hpp"
+
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 namespace rlk::jit {
@@ -22,7 +23,8 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  // Queues a job; false after stop().
+  // Queues a job; false after stop(). Throws Refused where there is no thread to take it and the
+  // system gives none: it is not queued then.
   bool add(Job job);
 
   // Whether nothing is queued or running, after waiting for that at most so long.
@@ -49,7 +51,7 @@ class Background {
   std::deque<Job> jobs_;
   int num_running_ = 0;
   bool stopped_ = false, paused_ = false;
-  std::vector<std::thread> threads_;
+  std::vector<runtime::Thread> threads_;
 };
 
 }  // namespace rlk::jit

@@ -31,15 +31,16 @@ void Dispatcher::run(const OpCall& call) {
       missing.session.trace->record(spec);
       Loading found(*this, missing);
       const Decision decision = decide(spec, missing.compiler, found);  // 6 get, 9 load
-      if (decision.origin != Origin::compile) return use(missing, decision, found.kernel());
+      if (decision.origin != Origin::compile) return use(missing, decision, found);
       try {
         return {.kernel = make(missing)};  // 7 compile, 8 put, 9 load
       } catch (const DriverError&) {
         throw;  // of the device, not of the code: the generic kernel would meet it too
-      } catch (const Error& error) {
+      } catch (const std::exception& error) {
         if (spec.is_generic()) throw;
+        found.keep_refusal(error);
         const Decision fallback = decide_fallback(spec, error.what(), found);
-        return use(missing, fallback, found.kernel());
+        return use(missing, fallback, found);
       }
     });
   }

@@ -14,6 +14,7 @@
 #include "jit/tuning_table.hpp"
 #include "jit/warm/trace.hpp"
 #include "runtime/loader.hpp"
+#include "runtime/refused.hpp"
 #include "runtime/settings.hpp"
 
 #include <atomic>
@@ -114,7 +115,8 @@ class Dispatcher {
     int device = 0;
     CompilerAtHand compiler;
   };
-  // Loads what a decision asks for; that of the last yes is what it settles on.
+  // Loads what a decision asks for; that of the last yes is what it settles on. Where the system
+  // refuses what a load needs, the answer is no, and why is kept.
   class Loading final : public Places {
    public:
     Loading(Dispatcher& dispatcher, const Missing& missing)
@@ -122,11 +124,17 @@ class Dispatcher {
     bool is_loaded(const Specialization& spec) override;
     bool is_cached(const Specialization& spec) override;
     KernelPtr kernel() const { return kernel_; }
+    // "" if nothing was.
+    const std::string& refusal() const { return refusal_; }
+    void keep_refusal(const std::exception& error) {
+      if (is_refusal(error)) refusal_ = error.what();
+    }
 
    private:
     Dispatcher& dispatcher_;
     const Missing& missing_;
     KernelPtr kernel_;
+    std::string refusal_;
   };
 
   void lock_for_fork();
@@ -146,8 +154,9 @@ class Dispatcher {
   KernelPtr load_cached(const Specialization& spec, const cache::Entry& entry, int device);
   KernelPtr make(const Missing& missing);
   bool preload_one(const Specialization& spec, int device);
-  Variant use(const Missing& missing, const Decision& decision, KernelPtr kernel);
-  void make_in_background(const Missing& missing, Variant& meanwhile);
+  Variant use(const Missing& missing, const Decision& decision, const Loading& found);
+  // False where no thread is to be had: then `meanwhile` says so.
+  bool make_in_background(const Missing& missing, Variant& meanwhile);
   void run_in_background(const Missing& missing, const std::string& note,
                          BackgroundKernel& background);
   void count_fallback(const Variant& variant);

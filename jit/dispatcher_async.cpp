@@ -6,7 +6,7 @@
 
 namespace rlk::jit {
 
-void Dispatcher::make_in_background(const Missing& missing, Variant& meanwhile) {
+bool Dispatcher::make_in_background(const Missing& missing, Variant& meanwhile) {
   bool is_new = false;
   {
     const std::lock_guard lock(mutex_);
@@ -16,10 +16,19 @@ void Dispatcher::make_in_background(const Missing& missing, Variant& meanwhile) 
     meanwhile.background = slot;
   }
   // Not new where configure() had the fallbacks forgotten.
-  if (is_new) {
+  if (!is_new) return true;
+  try {
     background_.add([this, missing, background = meanwhile.background, note = note_of(meanwhile)] {
       run_in_background(missing, note, *background);
     });
+    return true;
+  } catch (const Refused& refused) {
+    meanwhile.background = nullptr;
+    meanwhile.is_refused = true;
+    meanwhile.reason = refused.what();
+    const std::lock_guard lock(mutex_);
+    background_kernels_.erase(missing.spec);
+    return false;
   }
 }
 
@@ -30,6 +39,7 @@ void Dispatcher::run_in_background(const Missing& missing, const std::string& no
     background.kernel = make(missing);
   } catch (const std::exception& error) {
     background.failure = error.what();
+    background.is_refused = is_refusal(error);
     warn_once(fmt::format("{}: {}: {}", missing.spec.text(), note, background.failure),
               background.failure);
     const std::lock_guard lock(mutex_);
@@ -50,6 +60,10 @@ const Variant& Dispatcher::take_over(const OpCall& call, const Specialization& s
   }
   if (background->kernel == nullptr) {
     count_fallback(fallback);
+    if (background->is_refused) {
+      table_.forget_fallback(spec);
+      return fallback;
+    }
     Variant lasting = fallback;
     lasting.reason = background->failure;
     lasting.background = nullptr;

@@ -17,7 +17,12 @@ bool Dispatcher::Loading::is_loaded(const Specialization& spec) {
 
 bool Dispatcher::Loading::is_cached(const Specialization& spec) {
   const bool is_own = spec == missing_.spec;
-  kernel_ = dispatcher_.get_and_load(missing_, spec, is_own ? missing_.key : build_key(spec));
+  kernel_ = nullptr;
+  try {
+    kernel_ = dispatcher_.get_and_load(missing_, spec, is_own ? missing_.key : build_key(spec));
+  } catch (const Refused& refused) {
+    keep_refusal(refused);
+  }
   if (!kernel_) return false;
   // Not look_up_or_build(): two threads, each with the other's key in building, would wait.
   if (!is_own) kernel_ = dispatcher_.table_.replace_fallback(spec, {.kernel = kernel_}).kernel;
@@ -28,16 +33,21 @@ bool Dispatcher::Loading::is_cached(const Specialization& spec) {
 KernelPtr Dispatcher::get_and_load(const Missing& missing, const Specialization& spec,
                                    const cache::Key& key) {
   KernelPtr kernel;
-  std::exception_ptr failure;  // of the device; the store lets nothing through
-  missing.session.store->get(key, missing.compiler.identity, [&](const cache::Entry& entry) {
-    try {
-      kernel = load_cached(spec, entry, missing.device);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    return kernel != nullptr || failure != nullptr;
-  });
+  std::exception_ptr failure;  // not of the code; the store lets nothing through
+  std::string refusal;
+  missing.session.store->get(
+      key, missing.compiler.identity,
+      [&](const cache::Entry& entry) {
+        try {
+          kernel = load_cached(spec, entry, missing.device);
+        } catch (...) {
+          failure = std::current_exception();
+        }
+        return kernel != nullptr || failure != nullptr;
+      },
+      &refusal);
   if (failure) std::rethrow_exception(failure);
+  if (!kernel && !refusal.empty()) throw Refused("{}", refusal);
   return kernel;
 }
 
@@ -49,6 +59,8 @@ KernelPtr Dispatcher::load_cached(const Specialization& spec, const cache::Entry
     record(cache::UsageEvent::hit, spec);
     log().info("loaded {} from the cache", kernel->name);
     return kernel;
+  } catch (const Refused&) {
+    throw;  // of the process, not of the code
   } catch (const LoadError& error) {
     // Sound by its checksum and still not loadable: as good as a miss.
     log().warn("cached entry of {}, made by {}, is passed over: it does not load: {}", spec.text(),
@@ -58,27 +70,33 @@ KernelPtr Dispatcher::load_cached(const Specialization& spec, const cache::Entry
 }
 
 // A decision for a kernel that need not be compiled, or not before this call.
-Variant Dispatcher::use(const Missing& missing, const Decision& decision, KernelPtr kernel) {
+Variant Dispatcher::use(const Missing& missing, const Decision& decision, const Loading& found) {
   const Specialization& spec = missing.spec;
+  if (decision.origin == Origin::none && !found.refusal().empty()) {
+    throw Refused("{}: kernel: expected one for {}, got none: {}", spec.op->name,
+                  decision.kernel.text(), found.refusal());
+  }
   if (decision.origin == Origin::none) {
     throw Unsupported(
         "{}: kernel: expected one for {}, found none: the built-in layer does not hold it and "
         "nothing can be compiled ({})",
         spec.op->name, decision.kernel.text(), decision.reason);
   }
-  if (decision.fallback == Fallback::none) return {.kernel = std::move(kernel)};
+  if (decision.fallback == Fallback::none) return {.kernel = found.kernel()};
   if (decision.fallback == Fallback::generic) record(cache::UsageEvent::fallback, spec);
-  Variant variant{std::move(kernel), decision.fallback, decision.reason};
-  if (decision.in_background) {
-    make_in_background(missing, variant);
-    return variant;
+  Variant variant{found.kernel(), decision.fallback, decision.reason};
+  if (decision.in_background && make_in_background(missing, variant)) return variant;
+  // What was refused is the cause, also where nothing would have been compiled.
+  if (!found.refusal().empty()) {
+    variant.is_refused = true;
+    variant.reason = found.refusal();
   }
   const std::string message =
-      fmt::format("{}: {}: {}", spec.text(), note_of(variant), decision.reason);
+      fmt::format("{}: {}: {}", spec.text(), note_of(variant), variant.reason);
   if (decision.fallback == Fallback::alternative && !missing.compiler.why_not.empty()) {
     log().info("{}", message);  // as was to be expected, and it costs little
   } else {
-    warn_once(message, decision.reason);
+    warn_once(message, variant.reason);
   }
   return variant;
 }

@@ -39,6 +39,8 @@ bool Dispatcher::preload_one(const Specialization& spec, int device) {
     return true;
   } catch (const Unsupported&) {
     return false;
+  } catch (const Refused&) {
+    throw;
   } catch (const CompileError&) {
     return false;  // remembered: a call has tried to compile it
   } catch (const LoadError&) {

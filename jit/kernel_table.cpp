@@ -2,7 +2,7 @@
 // Lock-free look-up; building is one thread a key.
 #include "jit/kernel_table.hpp"
 
-#include "runtime/error.hpp"
+#include "runtime/refused.hpp"
 
 #include <chrono>
 #include <new>
@@ -45,12 +45,10 @@ const Variant& KernelTable::look_up_or_build(const Specialization& spec,
   bool remember = false;
   try {
     built = build();
-  } catch (const CompileError&) {
+  } catch (const Error& error) {
     failure = std::current_exception();
-    remember = true;
-  } catch (const LoadError&) {
-    failure = std::current_exception();
-    remember = true;
+    remember = !is_refusal(error) && (dynamic_cast<const CompileError*>(&error) != nullptr ||
+                                      dynamic_cast<const LoadError*>(&error) != nullptr);
   } catch (...) {
     failure = std::current_exception();
   }
@@ -63,6 +61,7 @@ const Variant& KernelTable::look_up_or_build(const Specialization& spec,
   }
   changed_.notify_all();
   if (failure) std::rethrow_exception(failure);
+  if (built.is_refused) return refused_.try_emplace(spec, std::move(built)).first->second;
   return put(spec, std::move(built));
 }
 
@@ -82,6 +81,13 @@ void KernelTable::forget_fallbacks() {
       slot.variant.store(&absent_, std::memory_order_release);
     }
   }
+}
+
+void KernelTable::forget_fallback(const Specialization& spec) {
+  const std::lock_guard lock(mutex_);
+  const Variant* now = look_up(spec);
+  if (now == nullptr || !now->is_fallback()) return;
+  find_slot(*tables_.back(), spec)->variant.store(&absent_, std::memory_order_release);
 }
 
 std::size_t KernelTable::num_loaded() const {

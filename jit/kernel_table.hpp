@@ -31,8 +31,9 @@ using KernelPtr = std::shared_ptr<const LoadedKernel>;
 // true, and never afterwards.
 struct BackgroundKernel {
   std::atomic<bool> is_done{false};
-  KernelPtr kernel;     // null: it failed
-  std::string failure;  // why
+  KernelPtr kernel;         // null: it failed
+  std::string failure;      // why
+  bool is_refused = false;  // by the system
 };
 
 // What runs for a Specialization: its own kernel, or another one that gives the same bits.
@@ -41,6 +42,7 @@ struct Variant {
   Fallback fallback = Fallback::none;
   std::string reason = {};                            // why the fallback runs
   std::shared_ptr<BackgroundKernel> background = {};  // what will take its place, if anything will
+  bool is_refused = false;  // a resource was refused: of this call alone, the next one asks again
 
   bool is_fallback() const { return fallback != Fallback::none; }
 };
@@ -63,7 +65,8 @@ class KernelTable {
 
   // The ready variant, or what build() makes of it in this thread; other threads that ask for the
   // same key wait, those with other keys do not. What build() throws is thrown to every waiter and,
-  // where it is a CompileError or LoadError, again on each later ask.
+  // where it is a CompileError or LoadError, again on each later ask. What was refused by the
+  // system is not remembered, neither as an error nor as a fallback.
   const Variant& look_up_or_build(const Specialization& spec,
                                   const std::function<Variant()>& build);
 
@@ -71,8 +74,9 @@ class KernelTable {
   // is there now: another thread may have been first.
   const Variant& replace_fallback(const Specialization& spec, Variant variant);
 
-  // Drops fallbacks and failures, so that changed settings are asked again.
+  // Drops fallbacks and failures, so that changed settings are asked again; or one key's fallback.
   void forget_fallbacks();
+  void forget_fallback(const Specialization& spec);
 
   // Specialized kernels that are loaded.
   std::size_t num_loaded() const;
@@ -106,6 +110,7 @@ class KernelTable {
       pending_;                                 // null: building
   std::vector<std::unique_ptr<Slots>> tables_;  // the last is current
   std::deque<Variant> variants_;                // all that ever were, at addresses that stay
+  std::unordered_map<Specialization, Variant, SpecializationHash> refused_;  // the first of a key
   std::unordered_set<const LoadedKernel*> specialized_;
 };
 

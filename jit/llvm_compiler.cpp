@@ -4,6 +4,8 @@
 
 #include "jit/llvm/rlk_llvm.h"
 #include "runtime/error.hpp"
+#include "runtime/refused.hpp"
+#include "runtime/thread.hpp"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -23,6 +25,10 @@ constexpr bool k_built_with_llvm = true;
 constexpr const char* k_identity = "llvm-none";
 constexpr bool k_built_with_llvm = false;
 #endif
+
+// The library, a stack and twice what the largest of our kernels was seen to take. LLVM itself ends
+// in the middle of things where it finds too little.
+constexpr std::size_t k_least_bytes = std::size_t{128} << 20;
 
 std::string last_dl_error() {
   const char* text = dlerror();
@@ -116,6 +122,7 @@ const LlvmCompiler::Functions& LlvmCompiler::open() {
   if (!open_error_.empty()) throw LoadError("{}", open_error_);
   if (!k_built_with_llvm) throw LoadError("this build of rlk has no LLVM");
 
+  runtime::expect_descriptor();
   void* library = dlopen(library_.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     open_error_ = last_dl_error();
@@ -137,28 +144,38 @@ const LlvmCompiler::Functions& LlvmCompiler::open() {
   return *functions_;
 }
 
+template <class Use>
+void LlvmCompiler::compile_to(int output, const CompileRequest& request, const Use& use) {
+  runtime::expect_memory(k_least_bytes);
+  runtime::with_compile_stack([&] {
+    const Functions& llvm = open();
+    Result answer(llvm.free);
+    call(llvm.compile, request, static_cast<rlk_llvm_output>(output), answer);
+    use(answer.result);
+  });
+}
+
 CompiledCode LlvmCompiler::compile(const CompileRequest& request) {
   const auto start = std::chrono::steady_clock::now();
-  const Functions& llvm = open();
-  Result answer(llvm.free);
-  call(llvm.compile, request, rlk_llvm_object, answer);
-  const auto& result = answer.result;
-  const auto* code = static_cast<const std::byte*>(result.code);
   CompiledCode compiled;
-  compiled.code.assign(code, code + result.code_bytes);
-  compiled.stats.code_bytes = result.machine_code_bytes;
-  compiled.stats.local_bytes = result.stack_bytes;
-  compiled.stats.num_spills = result.num_spills;
+  compile_to(rlk_llvm_object, request, [&](const rlk_llvm_result& result) {
+    const auto* code = static_cast<const std::byte*>(result.code);
+    compiled.code.assign(code, code + result.code_bytes);
+    compiled.stats.code_bytes = result.machine_code_bytes;
+    compiled.stats.local_bytes = result.stack_bytes;
+    compiled.stats.num_spills = result.num_spills;
+  });
   compiled.stats.compile_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return compiled;
 }
 
 std::string LlvmCompiler::assembly(const CompileRequest& request) {
-  const Functions& llvm = open();
-  Result answer(llvm.free);
-  call(llvm.compile, request, rlk_llvm_assembly, answer);
-  return {static_cast<const char*>(answer.result.code), answer.result.code_bytes};
+  std::string text;
+  compile_to(rlk_llvm_assembly, request, [&](const rlk_llvm_result& result) {
+    text.assign(static_cast<const char*>(result.code), result.code_bytes);
+  });
+  return text;
 }
 
 }  // namespace rlk::jit

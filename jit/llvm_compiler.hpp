@@ -29,12 +29,14 @@ class LlvmCompiler final : public Compiler {
   struct Functions;
 
   const Functions& open();
+  template <class Use>
+  void compile_to(int output, const CompileRequest& request, const Use& use);
 
   std::filesystem::path library_;
   mutable std::mutex mutex_;  // guards the two below
   // Never freed and its library never closed: LLVM's statics do not survive a second opening.
   const Functions* functions_ = nullptr;
-  std::string open_error_;  // once opening failed it is not tried again
+  std::string open_error_;  // once opening failed, unless it was refused, it is not tried again
 };
 
 }  // namespace rlk::jit

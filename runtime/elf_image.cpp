@@ -2,7 +2,7 @@
 // Every offset and size comes from the file, so each is checked before it is used.
 #include "runtime/elf_image.hpp"
 
-#include "runtime/error.hpp"
+#include "runtime/refused.hpp"
 
 #include <elf.h>
 #include <sys/mman.h>
@@ -195,11 +195,33 @@ void relocate_all(const File& file, const std::vector<Elf64_Shdr>& sections, con
   }
 }
 
-void protect(std::byte* begin, std::uint64_t bytes, int protection) {
-  if (bytes != 0 && mprotect(begin, bytes, protection) != 0) {
-    // Some hardened systems allow no page to become executable.
-    throw LoadError("kernel object: mprotect: {}", std::strerror(errno));
-  }
+// Puts a mapping of a file of the same bytes in their place: where pages that were written may not
+// become executable (PR_SET_MDWE, SELinux's execmem), those of a file still may.
+bool map_from_file(std::byte* begin, std::uint64_t bytes) {
+  constexpr unsigned k_no_exec_seal = 8;  // MFD_NOEXEC_SEAL, which vm.memfd_noexec may ask for
+  int file = ::memfd_create("rlk", MFD_CLOEXEC | k_no_exec_seal);
+  if (file < 0 && errno == EINVAL) file = ::memfd_create("rlk", MFD_CLOEXEC);  // before Linux 6.3
+  if (file < 0) return false;
+  const ssize_t num_written = ::write(file, begin, bytes);
+  if (num_written >= 0 && static_cast<std::uint64_t>(num_written) != bytes) errno = EFBIG;
+  const bool is_mapped =
+      num_written == static_cast<ssize_t>(bytes) &&
+      ::mmap(begin, bytes, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED, file, 0) != MAP_FAILED;
+  const int error = errno;
+  ::close(file);
+  errno = error;
+  return is_mapped;
+}
+
+void make_executable(std::byte* begin, std::uint64_t bytes) {
+  if (::mprotect(begin, bytes, PROT_READ | PROT_EXEC) == 0) return;
+  const int error = errno;
+  if (map_from_file(begin, bytes)) return;
+  throw Refused(
+      "kernel object: expected memory that may be executed, got: mprotect: {}, memfd: {}; a rule "
+      "of "
+      "this process (seccomp, SELinux, PR_SET_MDWE) forbids it, and must allow one of the two",
+      std::strerror(error), std::strerror(errno));
 }
 
 }  // namespace
@@ -212,7 +234,7 @@ ElfImage ElfImage::load(std::span<const std::byte> object) {
 
   void* memory =
       mmap(nullptr, layout.total_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) throw LoadError("kernel object: mmap: {}", std::strerror(errno));
+  if (memory == MAP_FAILED) throw Refused("kernel object: mmap: {}", std::strerror(errno));
   ElfImage image(memory, layout.total_bytes);
   auto* base = static_cast<std::byte*>(memory);
 
@@ -232,8 +254,11 @@ ElfImage ElfImage::load(std::span<const std::byte> object) {
         {std::string(file.name(*symbols.strings, symbol.st_name)), base + offset});
   }
 
-  protect(base, layout.code_bytes, PROT_READ | PROT_EXEC);
-  protect(base + layout.code_bytes, layout.total_bytes - layout.code_bytes, PROT_READ);
+  make_executable(base, layout.code_bytes);
+  const std::uint64_t data_bytes = layout.total_bytes - layout.code_bytes;
+  if (data_bytes != 0 && ::mprotect(base + layout.code_bytes, data_bytes, PROT_READ) != 0) {
+    throw Refused("kernel object: mprotect: {}", std::strerror(errno));
+  }
   __builtin___clear_cache(reinterpret_cast<char*>(base),
                           reinterpret_cast<char*>(base + layout.code_bytes));
   return image;

@@ -16,8 +16,8 @@ namespace rlk::runtime {
 // executable afterwards, never both at once.
 class ElfImage {
  public:
-  // Throws LoadError on bytes that are damaged, of another machine or not self-contained. Keeps
-  // nothing of object.
+  // Throws LoadError on bytes that are damaged, of another machine or not self-contained, Refused
+  // where the system allows no executable page. Keeps nothing of object.
   static ElfImage load(std::span<const std::byte> object);
 
   ElfImage(ElfImage&& other) noexcept

@@ -5,12 +5,11 @@
 #include "runtime/thread_pool.hpp"
 
 #include "runtime/cpu_count.hpp"
+#include "runtime/log.hpp"
 
 #include <pthread.h>
 
 #include <algorithm>
-#include <chrono>
-#include <system_error>
 #include <utility>
 
 namespace rlk::runtime {
@@ -18,7 +17,12 @@ namespace {
 
 std::atomic<ThreadPool*> current_pool{nullptr};
 std::atomic<int> wanted_num_threads{0};
+std::atomic<bool> has_warned{false};  // of refused threads
 thread_local bool inside_body = false;
+
+using Clock = std::chrono::steady_clock;
+// Of a kernel's frames the largest is 8 KiB.
+constexpr std::size_t k_stack_bytes = std::size_t{1} << 20;
 
 // Registered when the library is loaded: a handler added at first use could itself be caught half
 // done by a fork. The child's copy of the old pool is left alone, its threads do not exist.
@@ -28,7 +32,6 @@ thread_local bool inside_body = false;
 // Returns when value differs from old. Steps of one call follow each other within microseconds, so
 // polling for a while first saves the sleep; after that the thread costs nothing.
 void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
-  using Clock = std::chrono::steady_clock;
   constexpr auto spin = std::chrono::microseconds(20);
   const auto end = Clock::now() + spin;
   do {
@@ -90,29 +93,39 @@ int ThreadPool::num_threads() const {
 ThreadPool::~ThreadPool() { resize(1); }
 
 void ThreadPool::resize(int num_threads) {
-  if (num_threads == size_) return;
+  const auto num_wanted = static_cast<std::size_t>(num_threads - 1);
+  const bool shrinks = num_threads < size_;
   size_ = num_threads;
-  for (auto& thread : threads_) thread.request_stop();
-  epoch_.fetch_add(2);  // wakes the sleepers; stays closed
-  epoch_.notify_all();
-  threads_.clear();
-  threads_.reserve(static_cast<std::size_t>(num_threads - 1));
+  if (shrinks) {
+    epoch_.fetch_add(2);  // wakes the sleepers; stays closed
+    epoch_.notify_all();
+    while (threads_.size() > num_wanted) threads_.pop_back();
+  }
+  if (threads_.size() >= num_wanted || Clock::now() < retry_at_) return;
   // Fewer threads than asked for is slower, never wrong: the system's limit is no error here.
   try {
-    for (int worker = 1; worker < num_threads; ++worker) {
-      threads_.emplace_back(
-          [this, worker](const std::stop_token& stop) { worker_loop(stop, worker); });
+    threads_.reserve(num_wanted);
+    while (threads_.size() < num_wanted) {
+      const int worker = static_cast<int>(threads_.size()) + 1;
+      threads_.emplace_back(k_stack_bytes, [this, worker] { worker_loop(worker); });
     }
-  } catch (const std::system_error&) {
+  } catch (const std::exception& error) {
+    // Not at each call: it would cost as much as a small kernel.
+    constexpr auto k_pause = std::chrono::seconds(1);
+    retry_at_ = Clock::now() + k_pause;
+    if (!has_warned.exchange(true)) {
+      log().warn("CPU kernels run on {} of {} threads: {}", threads_.size() + 1, num_threads,
+                 error.what());
+    }
   }
 }
 
-void ThreadPool::worker_loop(const std::stop_token& stop, int worker) {
+void ThreadPool::worker_loop(int worker) {
   pthread_setname_np(pthread_self(), "rlk");
   const InsideBody inside;
   std::uint32_t seen = epoch_.load();
   if (is_open(seen)) --seen;  // started under an open job: it may be joined
-  while (!stop.stop_requested()) {
+  while (worker < size_.load()) {
     wait_for_change(epoch_, seen);
     num_active_.fetch_add(1);
     seen = epoch_.load();

@@ -3,18 +3,20 @@
 #pragma once
 
 #include "runtime/function_ref.hpp"
+#include "runtime/thread.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <limits>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 namespace rlk::runtime {
 
-// Threads start at the first run() that needs them. A forked child has a fresh pool, whatever its
+// Threads start at the first run() that needs them. Where the system gives fewer, those serve, and
+// the rest is asked for again a second later. A forked child has a fresh pool, whatever its
 // parent's pool was doing. Calls from several threads take turns; one chunk alone never waits.
 class ThreadPool {
  public:
@@ -55,12 +57,13 @@ class ThreadPool {
   ThreadPool() = default;
   ~ThreadPool();
   void resize(int num_threads);
-  void worker_loop(const std::stop_token& stop, int worker);
+  void worker_loop(int worker);
   void take_chunks(int worker) noexcept;
 
-  std::mutex run_mutex_;  // one run at a time; guards the two below
-  int size_ = 1;          // as asked for, the caller counted in
-  std::vector<std::jthread> threads_;
+  std::mutex run_mutex_;                            // one run at a time; guards the two below
+  std::vector<Thread> threads_;                     // worker i + 1 at i
+  std::chrono::steady_clock::time_point retry_at_;  // after a refusal
+  std::atomic<int> size_{1};  // as asked for, the caller counted in; workers beyond it end
   Job job_;
   // Odd while a job is open. Workers sleep on it.
   alignas(64) std::atomic<std::uint32_t> epoch_{0};

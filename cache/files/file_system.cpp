@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <iterator>
 #include <string_view>
@@ -62,6 +63,27 @@ int set_lock(int file, short type, std::uint64_t at) {
   return error == EACCES ? EAGAIN : error;  // POSIX allows either for a lock that another has
 }
 
+// A write past `ulimit -f` is an error alone: not also SIGXFSZ, which by default ends the process.
+class FileSizeSignalBlocked {
+ public:
+  FileSizeSignalBlocked() {
+    ::sigemptyset(&signal_);
+    ::sigaddset(&signal_, SIGXFSZ);
+    ::pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~FileSizeSignalBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  FileSizeSignalBlocked(const FileSizeSignalBlocked&) = delete;
+  FileSizeSignalBlocked& operator=(const FileSizeSignalBlocked&) = delete;
+
+  void take() const {
+    const timespec at_once{};
+    ::sigtimedwait(&signal_, nullptr, &at_once);
+  }
+
+ private:
+  sigset_t signal_{}, before_{};
+};
+
 class PosixFileSystem final : public FileSystem {
  public:
   Outcome<int> open(const std::string& path, int flags, mode_t mode) override {
@@ -76,8 +98,13 @@ class PosixFileSystem final : public FileSystem {
   }
 
   Outcome<std::size_t> write(int file, const void* from, std::size_t num_bytes) override {
+    const FileSizeSignalBlocked blocked;
     const ssize_t num_written = ::write(file, from, num_bytes);
-    if (num_written < 0) return {0, errno};
+    if (num_written < 0) {
+      const int error = errno;
+      if (error == EFBIG) blocked.take();
+      return {0, error};
+    }
     return {static_cast<std::size_t>(num_written)};
   }
 
@@ -142,6 +169,8 @@ class PosixFileSystem final : public FileSystem {
 }  // namespace
 
 std::string error_text(int error) { return std::generic_category().message(error); }
+
+bool is_refusal(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM; }
 
 FileSystem& posix_file_system() {
   // Leaked on purpose: worker threads may still publish while statics are destroyed.

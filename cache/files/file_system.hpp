@@ -68,6 +68,9 @@ class FileSystem {
 
 std::string error_text(int error);
 
+// Of the process or the machine as it is now, not of the file.
+bool is_refusal(int error);
+
 // The real one.
 FileSystem& posix_file_system();
 

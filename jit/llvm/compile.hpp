@@ -50,6 +50,10 @@ class Diagnostics final : public llvm::DiagnosticHandler {
 
 llvm::Error failure(const llvm::Twine& reason);
 
+// Calls it and drops what it throws, std::bad_alloc (catch_all.cpp).
+void catch_all(void (*compile)(const rlk_llvm_request&, rlk_llvm_result&),
+               const rlk_llvm_request& request, rlk_llvm_result& result);
+
 // Specialize (specialize.cpp). Reads only the functions that the entries reach.
 llvm::Expected<std::unique_ptr<llvm::Module>> read_reachable(llvm::LLVMContext& context,
                                                              const rlk_llvm_request& request);

@@ -4,7 +4,8 @@
 // LLVM ends the process on what it takes for a bug of its caller (report_fatal_error, for example
 // an instruction that the level lacks). Nothing may be thrown through its frames, so the handler
 // jumps back to the boundary, as clang's own crash recovery does: the compile fails with LLVM's
-// reason, and what it had allocated stays allocated.
+// reason, and what it had allocated stays allocated. Where operator new finds no memory it throws,
+// and the frames up to catch_all() clean nothing up either.
 #include "jit/llvm/compile.hpp"
 
 #include <llvm/IR/LLVMContext.h>
@@ -32,6 +33,7 @@ void initialize() {
   static std::once_flag once;
   std::call_once(once, [] {
     llvm::install_fatal_error_handler(leave);
+    llvm::install_bad_alloc_error_handler(leave);  // of malloc
     llvm::InitializeNativeTarget();
     llvm::InitializeNativeTargetAsmPrinter();
   });
@@ -74,6 +76,7 @@ llvm::Error compile(llvm::LLVMContext& context, const Diagnostics& diagnostics,
 }
 
 void compile_and_report(const rlk_llvm_request& request, rlk_llvm_result& result) {
+  initialize();
   bool allow_missed_transforms = false;
   for (const char* option : std::span(request.options, request.num_options)) {
     if (llvm::StringRef(option) != "allow-missed-transforms") {
@@ -100,12 +103,11 @@ void compile_and_report(const rlk_llvm_request& request, rlk_llvm_result& result
 extern "C" int rlk_llvm_compile(const rlk_llvm_request* request, rlk_llvm_result* result) {
   using namespace rlk::llvm_seam;  // NOLINT(google-build-using-namespace)
   std::memset(result, 0, sizeof *result);
-  initialize();
   // Nothing with a destructor may live in this frame.
   std::jmp_buf here;
   if (setjmp(here) == 0) {
     way_out = &here;
-    compile_and_report(*request, *result);
+    catch_all(compile_and_report, *request, *result);
   } else {
     std::free(result->code);
     std::free(result->log);

@@ -6,6 +6,8 @@
 #include "jit/nvrtc/cubin_info.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
+#include "runtime/refused.hpp"
+#include "runtime/thread.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -19,6 +21,8 @@ namespace rlk::jit {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::size_t k_least_bytes = std::size_t{256} << 20;  // the library and a compile
 
 bool is_ptx(const CompileRequest& request) { return request.target.starts_with("compute_"); }
 
@@ -124,6 +128,7 @@ NvrtcCompiler::~NvrtcCompiler() = default;
 const NvrtcCompiler::Choice& NvrtcCompiler::choice() const {
   const std::lock_guard lock(mutex_);
   if (choice_ == nullptr) {
+    runtime::expect_descriptor();  // else there would be none for good
     auto made = std::make_unique<Choice>();
     made->found = find_nvrtc(options_.search());
     std::optional<int> most_major;
@@ -164,6 +169,7 @@ const NvrtcTable& NvrtcCompiler::open() {
   const std::lock_guard lock(mutex_);
   if (table_ != nullptr) return *table_;
   if (!open_error_.empty()) throw LoadError("{}", open_error_);
+  runtime::expect_descriptor();
   try {
     table_ = std::make_unique<const NvrtcTable>(open_nvrtc(*made.chosen));
   } catch (const LoadError& error) {
@@ -183,6 +189,13 @@ std::string NvrtcCompiler::keep_refused(const CompileRequest& request, const std
 }
 
 CompiledCode NvrtcCompiler::compile(const CompileRequest& request) {
+  runtime::expect_memory(k_least_bytes);
+  CompiledCode compiled;
+  runtime::with_compile_stack([&] { compiled = compile_here(request); });
+  return compiled;
+}
+
+CompiledCode NvrtcCompiler::compile_here(const CompileRequest& request) {
   const auto start = std::chrono::steady_clock::now();
   const NvrtcTable& nvrtc = open();
   const NvrtcLibrary& library = *chosen();

@@ -55,6 +55,7 @@ class NvrtcCompiler final : public Compiler {
 
   const Choice& choice() const;
   const NvrtcTable& open();
+  CompiledCode compile_here(const CompileRequest& request);
   std::string keep_refused(const CompileRequest& request, const std::string& source);
 
   Options options_;

@@ -276,5 +276,24 @@ TEST_F(StoreFaultTest, AWriterKilledAtAnyCallLeavesNothingOrAWholeEntry) {
   }
 }
 
+TEST_F(StoreFaultTest, WithoutADescriptorTheCallerIsToldAndNotTheLog) {
+  ASSERT_TRUE(store().put(entry_of(1), compiler_a));
+  test::FaultyFileSystem faulty;
+  DiskStore store = this->store(faulty);
+  for (const char* verb : {"open", "list"}) {
+    faulty.fail_verb(verb, EMFILE, 1);
+    std::string refusal;
+    const bool is_exact = std::string_view(verb) == "open";
+    EXPECT_FALSE(store.get(key_of(1), is_exact ? compiler_a : "", {}, &refusal));
+    EXPECT_NE(refusal.find(folder_), std::string::npos) << refusal;
+    EXPECT_NE(refusal.find("Too many open files"), std::string::npos) << refusal;
+    EXPECT_EQ(log_.text(), "");
+    EXPECT_TRUE(store.get(key_of(1), compiler_a));
+  }
+  faulty.fail_verb("open", EMFILE, 1);
+  EXPECT_FALSE(store.get(key_of(1), compiler_a));  // nobody asked
+  EXPECT_EQ(log_.num_lines(), 1) << log_.text();
+}
+
 }  // namespace
 }  // namespace rlk::cache

@@ -82,6 +82,19 @@ TEST_F(DispatcherAsyncTest, AFailureIsSaidOnceAndTheGenericKernelStays) {
   EXPECT_EQ(run(*dispatcher), k_specialized);
 }
 
+TEST_F(DispatcherAsyncTest, WhatTheSystemRefusedIsAskedForAgain) {
+  auto dispatcher = make_async();
+  compiler_->num_refusals = 1;
+  EXPECT_EQ(run(*dispatcher), k_generic);
+  ASSERT_TRUE(dispatcher->wait_for(10s));
+  EXPECT_EQ(run(*dispatcher), k_generic);  // takes note
+  EXPECT_EQ(run(*dispatcher), k_generic);  // asks again
+  ASSERT_TRUE(dispatcher->wait_for(10s));
+  EXPECT_EQ(run(*dispatcher), k_specialized);
+  EXPECT_EQ(log_.num_lines(), 1) << log_.text();
+  EXPECT_TRUE(log_.contains("the generic kernel runs instead: threads: refused by the fake"));
+}
+
 TEST_F(DispatcherAsyncTest, WithoutAGenericKernelTheCallCompiles) {
   auto dispatcher = make(config(Policy::async));
   EXPECT_EQ(run(*dispatcher), k_specialized);

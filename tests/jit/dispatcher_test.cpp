@@ -3,8 +3,10 @@
 #include "jit/dispatcher.hpp"
 
 #include "jit/build_key.hpp"
+#include "tests/support/captured_log.hpp"
 #include "tests/support/fake_toolchain.hpp"
 #include "tests/support/temp_dir.hpp"
+#include "tests/support/what.hpp"
 
 #include <gtest/gtest.h>
 
@@ -248,6 +250,38 @@ TEST_F(DispatcherTest, ExplainTouchesNothing) {
   dispatcher->run(call);
   EXPECT_EQ(dispatcher->explain(call).source, "loaded");
   EXPECT_EQ(make()->explain(call).source, "cache");
+}
+
+TEST_F(DispatcherTest, WhatTheSystemRefusedIsAskedForAgain) {
+  make_builtin_layer();
+  auto dispatcher = make();
+  compiler_->num_refusals = 2;
+  const auto call = fake_call(7);
+  for (const char* kernel : {" generic]", " generic]", "size=7]", "size=7]"}) {
+    dispatcher->run(call);
+    EXPECT_NE(call.launched.find(kernel), std::string::npos) << call.launched;
+  }
+  EXPECT_EQ(compiler_->num_compiles, 3);
+  EXPECT_EQ(dispatcher->cache_info().fallbacks, 2);
+}
+
+TEST_F(DispatcherTest, WhereNothingMayBeLoadedTheErrorNamesTheCause) {
+  make_builtin_layer();
+  test::CapturedLog log;
+  loader_->is_refused = true;
+  for (const Policy policy : {Policy::sync, Policy::async, Policy::off}) {
+    auto dispatcher = make(policy);
+    set_log_level(LogLevel::warn);
+    const auto call = fake_call(7);
+    EXPECT_THROW(dispatcher->run(call), Refused);
+    const std::string why = test::what<Refused>([&] { dispatcher->run(call); });
+    EXPECT_NE(why.find("linear_logp: kernel: expected one for "), std::string::npos) << why;
+    EXPECT_NE(why.find("got none: pages: refused by the fake"), std::string::npos) << why;
+    loader_->is_refused = false;
+    dispatcher->run(call);
+    loader_->is_refused = true;
+  }
+  EXPECT_EQ(log.text(), "");
 }
 
 }  // namespace

@@ -67,6 +67,28 @@ TEST(KernelTable, ReadersSeeWholeEntriesWhileItGrows) {
   EXPECT_EQ(num_wrong, 0);
 }
 
+TEST(KernelTable, WhatTheSystemRefusedIsNotRemembered) {
+  Kernels kernels;
+  KernelTable table;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THROW(table.look_up_or_build(spec_of(1), []() -> Variant { throw Refused("no"); }),
+                 Refused);
+  }
+  const auto build_refused = [&]() -> Variant {
+    Variant built = kernels.fallback(2);
+    built.is_refused = true;
+    return built;
+  };
+  const Variant& first = table.look_up_or_build(spec_of(1), build_refused);
+  EXPECT_EQ(first.kernel->name, "2");
+  EXPECT_FALSE(table.look_up(spec_of(1)));
+  // Nor does a process that is refused again and again grow.
+  EXPECT_EQ(&table.look_up_or_build(spec_of(1), build_refused), &first);
+  EXPECT_EQ(kernels.num_alive, 1);
+  EXPECT_FALSE(kernels.build(table, 1).is_fallback());
+  EXPECT_FALSE(table.look_up(spec_of(1))->is_fallback());
+}
+
 TEST(KernelTable, CompileErrorIsRememberedOthersAreNot) {
   KernelTable table;
   int num_builds = 0;

@@ -2,17 +2,22 @@
 // Compiles toy_kernel_cpu.cpp: what comes out runs, and what must be refused is refused in words.
 #include "jit/llvm_compiler.hpp"
 
+#include "jit/llvm/rlk_llvm.h"
 #include "runtime/elf_image.hpp"
 #include "runtime/error.hpp"
 #include "runtime/target.hpp"
+#include "tests/support/child_processes.hpp"
 #include "tests/support/temp_dir.hpp"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -270,6 +275,55 @@ TEST(LlvmCompilerTest, FatalErrorOfLlvmFailsThisCompileOnly) {
   run_outer("x86-64-v2", outer("x86-64-v2", 13, 3, 2, false), 13, 3, 2);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
   EXPECT_EQ(failure(request("x86-64-v4", {"rlk_toy_fatal"})), "");
+}
+
+// The library itself: LlvmCompiler does not let it begin with so little.
+TEST(LlvmCompilerTest, WithoutMemoryItFailsAndGoesOnAfterwards) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer takes what address space it likes";
+#endif
+  const auto asked = outer("x86-64-v2", 13, 3, 2, false);
+  llvm().compile(asked);  // from now on LLVM is initialized
+  void* library = dlopen((fs::path(RLK_LLVM_FOLDER) / "librlk_llvm.so").c_str(), RTLD_NOW);
+  ASSERT_NE(library, nullptr);
+  const auto compile =
+      reinterpret_cast<decltype(&rlk_llvm_compile)>(dlsym(library, "rlk_llvm_compile"));
+  std::vector<rlk_llvm_constant> constants;
+  for (const auto& [name, value] : asked.constants) constants.push_back({name.c_str(), value});
+  const char* entries[] = {"rlk_toy_outer"};
+  const rlk_llvm_request request{asked.source.data(),
+                                 asked.source.size(),
+                                 "x86-64-v2",
+                                 constants.data(),
+                                 constants.size(),
+                                 entries,
+                                 1,
+                                 nullptr,
+                                 0,
+                                 rlk_llvm_object};
+  for (std::size_t num_free = 0; num_free < 256; num_free += 16) {
+    const pid_t child = test::start_child([&] {
+      ::alarm(60);
+      rlimit limit{};
+      ::getrlimit(RLIMIT_AS, &limit);
+      const rlimit none{0, limit.rlim_max};
+      ::setrlimit(RLIMIT_AS, &none);
+      constexpr std::size_t k_most = 1 << 20;
+      static void* pieces[k_most];
+      std::size_t num_pieces = 0;
+      for (const std::size_t bytes : {4096, 512, 64, 16}) {
+        while (num_pieces < k_most && (pieces[num_pieces] = std::malloc(bytes)) != nullptr) {
+          ++num_pieces;
+        }
+      }
+      for (std::size_t i = 0; i < std::min(num_free, num_pieces); ++i) std::free(pieces[i]);
+      rlk_llvm_result result{};
+      const bool failed = compile(&request, &result) != 0;
+      ::setrlimit(RLIMIT_AS, &limit);
+      return failed && compile(&request, &result) == 0;
+    });
+    EXPECT_EQ(test::wait_for_child(child), "passed") << num_free;
+  }
 }
 
 TEST(LlvmCompilerTest, DamagedBitcode) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "jit/dispatcher.hpp"
-#include "runtime/error.hpp"
+#include "runtime/refused.hpp"
 #include "templates/registry.hpp"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,8 @@ class FakeCompiler : public jit::Compiler {
   std::atomic<int> num_at_once{0}, most_at_once{0};
   std::atomic<int> delay_ms{0};
   std::atomic<bool> fails{false};
-  std::string missing;  // not empty: there is no compiler
+  std::atomic<int> num_refusals{0};  // the system refuses the next ones a thread
+  std::string missing;               // not empty: there is no compiler
   std::string id = "fake-1";
   std::function<std::string(const jit::CompileRequest&)> emit =
       [](const jit::CompileRequest& request) { return request.name; };
@@ -49,6 +50,10 @@ class FakeCompiler : public jit::Compiler {
     std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
     --num_at_once;
     if (fails) throw CompileError("{}: refused by the fake", request.name);
+    if (num_refusals > 0) {
+      --num_refusals;
+      throw Refused("threads: refused by the fake");
+    }
     const std::string code = emit(request);
     jit::CompiledCode result;
     result.code.resize(code.size());
@@ -65,8 +70,9 @@ class FakeLoader : public runtime::Loader {
   std::atomic<bool> captures{false};
   // The device, or its driver, fails at a step.
   std::atomic<bool> load_fails{false}, prepare_fails{false};
-  std::string refused;  // kernels of such a name do not load
-  std::string accepts;  // code that loads besides FakeCompiler's; empty: none
+  std::atomic<bool> is_refused{false};  // no page may become executable
+  std::string refused;                  // kernels of such a name do not load
+  std::string accepts;                  // code that loads besides FakeCompiler's; empty: none
   std::vector<runtime::DeviceModel> models{9, {"Fake H100", "12.8"}};          // one a device
   std::vector<Target> targets{host_cpu_target().value_or(Target::x86_64_v2)};  // one a device
   std::mutex prepared_mutex;
@@ -92,6 +98,7 @@ class FakeLoader : public runtime::Loader {
             std::span<const char* const>) override {
     ++num_loads;
     if (load_fails) throw DriverError("cuLibraryLoadData: out of memory");
+    if (is_refused) throw Refused("pages: refused by the fake");
     if (!refused.empty() && kernel.name.find(refused) != std::string::npos) {
       throw LoadError("{}: no code for this device", kernel.name);
     }
