@@ -96,6 +96,7 @@ class Head {
     for (const auto& [name, value] : text().items()) take(name, value);
     if (facts_ != nullptr) take_defaults();
     tell_of_what_is_outside();
+    if (path_.size() == 1) tell_of_what_is_inside();
     if (scale_ != 1) shape_.numbers["logit_scale"] = scale_;
     return shape_;
   }
@@ -175,7 +176,7 @@ class Head {
         multiple = std::max<std::int64_t>(number, 1);
       } else if (name == "embedding_size" && number >= vocab) {  // of OLMo's and Molmo's code
         rows = number;
-      } else if (name == "additional_vocab_size" && is_of(type_, "idefics")) {
+      } else if (name == "additional_vocab_size" && type_ == "idefics") {
         rows += number;
       } else if (name == "embedding_size" && number != shape_.hidden) {
         note("assumed D={}, whatever {}={} says", shape_.hidden, name, number);
@@ -184,9 +185,7 @@ class Head {
       }
     }
     rows = (rows + multiple - 1) / multiple * multiple;
-    if (rows != vocab) {
-      note("assumed V={}, padded from vocab_size={}", rows, vocab);
-    }
+    if (rows != vocab) note("assumed V={}, with rows beyond vocab_size={}", rows, vocab);
     return rows;
   }
 
@@ -253,6 +252,16 @@ class Head {
         continue;
       apply(key, name, number);
       note("assumed {}={}, which a {} has whose configuration does not say", name, number, type_);
+    }
+  }
+
+  // A part with a type alone may mean that class's own sizes.
+  void tell_of_what_is_inside() const {
+    for (const char* name : k_nested_names) {
+      const auto nested = text().find(name);
+      if (nested == text().end() || !nested->is_object() || !find_facts(type_of(*nested))) continue;
+      note("assumed V={}, D={} of the whole, because {} gives none", shape_.vocab, shape_.hidden,
+           name);
     }
   }
 

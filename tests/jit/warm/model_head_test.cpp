@@ -91,6 +91,9 @@ TEST_F(ModelHeadTest, SizesOfBothLevels) {
   EXPECT_EQ(read(R"({"vocab_size": 9, "text_config": {"vocab_size": 9, "hidden_size": 8}})"),
             (ModelShape{9, 8}));
   EXPECT_EQ(log_.text(), "");
+  EXPECT_EQ(read(R"({"vocab_size": 9, "hidden_size": 8, "text_config": {"model_type": "qwen2"}})"),
+            (ModelShape{9, 8}));
+  EXPECT_TRUE(says("V=9, D=8 of the whole", "text_config")) << log_.text();
 }
 
 TEST_F(ModelHeadTest, SizesThatAClassSets) {

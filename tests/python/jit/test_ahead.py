@@ -64,7 +64,7 @@ def test_what_is_assumed_of_a_model_is_said(cache, tmp_path, capfd):
     options = {"op": "linear_logp", "dtype": "fp32", "arch": LEVEL, "passes": "fwd"}
     warmed = rlk.jit.warm(tmp_path, **options, cache_dir=cache)
     assert warmed.compiled == [f"linear_logp.fwd[x=f32 V=48 D=24]@{LEVEL}"]
-    line = f"{tmp_path}/config.json: assumed V=48, padded from vocab_size=41"
+    line = f"{tmp_path}/config.json: assumed V=48, with rows beyond vocab_size=41"
     assert line in capfd.readouterr().err
     rlk.jit.preload(tmp_path, device="cpu")
     assert line in capfd.readouterr().err
