@@ -47,7 +47,7 @@ class _Logp(torch.autograd.Function):
         found = _forward(ctx, "logp", _core.logp_forward, arguments)
         # By now the core has seen that it is a flag.
         if arguments["inplace_backward"] and ctx.needs_input_grad[0]:
-            ctx.claim = _claim(logits)
+            ctx.claim = _claim(logits, arguments)
         return found
 
     @staticmethod
@@ -79,7 +79,27 @@ def _is_of_many(view: Any) -> bool:
     return of is not None and of(view) == autograd.CreationMeta.MULTI_OUTPUT_NODE
 
 
-def _claim(logits: Any) -> _Claim:
+def _runs_again() -> bool:
+    """Whether this is a forward within a backward, which a checkpoint runs for the same call."""
+    of = getattr(torch._C, "_current_graph_task_id", None)  # has no public name
+    return of is not None and of() != -1
+
+
+def _span(tensor: Any) -> range:
+    """Addresses of the bytes from the first element's to the last one's."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size())
+
+
+def _shares(tensor: Any, other: Any) -> bool:
+    """Whether a tensor, if it is one, may have memory of the other."""
+    if not isinstance(tensor, torch.Tensor) or 0 in (tensor.numel(), other.numel()):
+        return False
+    own, its = _span(tensor), _span(other)
+    return own.start < its.stop and its.start < own.stop
+
+
+def _claim(logits: Any, arguments: Arguments) -> _Claim:
     """The right to write over logits, which a backward gives back."""
     owner = logits if logits._base is None else logits._base
     got = None
@@ -89,8 +109,11 @@ def _claim(logits: Any) -> _Claim:
     elif owner.numel() != logits.numel() and _is_of_many(logits):
         # torch refuses any use of the others once the memory of one is written.
         got = "one of the views that one operation made (chunk, split, unbind; a slice would do)"
-    elif (other := _claims.get(owner)) is not None and other() is not None:
+    elif (other := _claims.get(owner)) and other() and not _runs_again():
         got = "a view of what the backward of another call is still to write over"
+    for name, value in arguments.items():
+        if name != "logits" and _shares(value, logits):
+            got = f"memory that {name} shares"
     if got is not None:
         fail("logp", "inplace_backward", "logits that an operation made, for this call alone", got)
     claim = _Claim()

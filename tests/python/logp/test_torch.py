@@ -8,6 +8,7 @@ import pytest
 from logits import Logits, draw
 from reference import Exact, assert_within, same_bits
 from tensors import tensor, torch
+from torch.utils.checkpoint import checkpoint
 
 import rlk
 
@@ -152,6 +153,24 @@ def test_parts_of_one_tensor_are_written_one_after_another():
             continue
         for part, ids in ((first, target[:6]), (second, target[6:])):
             in_place(part, ids).backward(retain_graph=True)
+    assert same_bits(leaf.grad, want)
+
+
+def test_an_argument_in_the_memory_that_is_written():
+    p = tensors()
+    made = p.logits.clone().requires_grad_() * 1
+    heat = made.detach()[..., 3].abs_()
+    with pytest.raises(rlk.InvalidArgument, match=r"inplace_backward: .*temperature shares"):
+        rlk.jit.logp(made, p.target, temperature=heat, inplace_backward=True)
+    rlk.jit.logp(made, p.target, temperature=heat).sum().backward()
+
+
+def test_in_place_within_a_checkpoint():
+    """The forward that is run once more has the memory of the first."""
+    p = tensors()
+    leaf = p.logits.clone().requires_grad_()
+    want = torch.autograd.grad(rlk.jit.logp(leaf, p.target).sum(), leaf)[0]
+    checkpoint(in_place, leaf * 1, p.target, use_reentrant=False).backward()
     assert same_bits(leaf.grad, want)
 
 
