@@ -38,23 +38,35 @@ std::string read(const ConfigFile& file, const std::string& word) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Python writes numbers that JSON has no words for: null stands for each, outside of strings.
-std::string without_python_numbers(std::string_view text) {
+// A half of a pair in UTF-16, by the letters after "\\u".
+bool is_surrogate(std::string_view digits) {
+  return digits.size() >= 4 && (digits[0] == 'd' || digits[0] == 'D') &&
+         std::string_view("89abcdefABCDEF").find(digits[1]) != std::string_view::npos;
+}
+
+// What Python writes and JSON has not: numbers without digits, for each of which null stands, and
+// in strings halves of pairs, which nobody looks at here.
+std::string as_json(std::string_view text) {
   std::string json;
   json.reserve(text.size());
   bool is_string = false;
   while (!text.empty()) {
     std::size_t length = 1;
-    if (is_string) {
+    std::string_view in_place;
+    if (is_string && text.starts_with("\\u") && is_surrogate(text.substr(2))) {
+      length = 6;
+      in_place = "\\ufffd";
+    } else if (is_string) {
       length = text.front() == '\\' && text.size() > 1 ? 2 : 1;
     } else {
       for (const std::string_view number : {"-Infinity", "Infinity", "NaN"}) {
-        if (text.starts_with(number)) length = number.size();
+        if (!text.starts_with(number)) continue;
+        length = number.size();
+        in_place = "null";
       }
     }
     if (text.front() == '"') is_string = !is_string;
-    const bool is_number = length > 2;
-    json += is_number ? "null" : text.substr(0, length);
+    json += in_place.empty() ? text.substr(0, length) : in_place;
     text.remove_prefix(length);
   }
   return json;
@@ -64,7 +76,7 @@ Json parse(const ConfigFile& file, const std::string& text) {
   if (text.find_first_not_of(" \t\r\n") == std::string::npos) file.fail("the file is empty");
   Json root;
   try {
-    root = Json::parse(without_python_numbers(text));  // which passes over a byte order mark
+    root = Json::parse(as_json(text));  // which passes over a byte order mark
   } catch (const Json::parse_error& error) {
     file.fail(fmt::format("expected JSON, got something else at byte {}", error.byte));
   } catch (const Json::exception&) {

@@ -27,6 +27,11 @@ TEST(ConfigFileTest, NumbersOfPythonAreNull) {
             Json::parse(R"({"a\\": "\"NaN\\", "b": null})"));
 }
 
+TEST(ConfigFileTest, HalvesOfPairsAreRead) {
+  EXPECT_EQ(read(R"({"a": "x\ud83d", "b\uDE00": 1, "c": "\\ud83d\u00e9"})").at("c"),
+            "\\ud83d\u00e9");
+}
+
 TEST(ConfigFileTest, OtherWordsAreNoNumbers) {
   for (const char* word : {"nan", "Inf", "infinity", "+Infinity", "--Infinity", "NaN1", "-NaN"}) {
     EXPECT_THROW(read(R"({"a": )" + std::string(word) + "}"), InvalidArgument) << word;
