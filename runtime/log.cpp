@@ -3,17 +3,27 @@
 // process can change or drop it.
 #include "runtime/log.hpp"
 
+#include <pthread.h>
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <ostream>
 #include <utility>
 
 namespace rlk {
 namespace {
+
+std::mutex& stderr_mutex() { return spdlog::details::console_mutex::mutex(); }
+
+// A child must not find it taken by a thread that it does not have. Registered while the library is
+// loaded: what is registered later is called earlier, so that builds, which log, have ended.
+[[maybe_unused]] const int fork_handlers =
+    ::pthread_atfork([] { stderr_mutex().lock(); }, [] { stderr_mutex().unlock(); },
+                     [] { stderr_mutex().unlock(); });
 
 spdlog::level::level_enum spdlog_level(LogLevel level) {
   switch (level) {

@@ -2,10 +2,15 @@
 #include "runtime/log.hpp"
 
 #include "tests/support/captured_log.hpp"
+#include "tests/support/child_processes.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <new>
+#include <thread>
 
 namespace rlk {
 struct NoMemory {};
@@ -62,6 +67,28 @@ TEST(StderrTest, NamesTheLogger) {
   ::testing::internal::CaptureStderr();
   log().warn("a");
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "rlk: warning: a\n");
+}
+
+TEST(StderrTest, AChildMayLogWhateverTheParentsThreadsDid) {
+  const pid_t parent = test::start_child([] {
+    ::dup2(::open("/dev/null", O_WRONLY), STDERR_FILENO);
+    std::atomic<bool> is_done = false;
+    std::jthread talker([&] {
+      while (!is_done) log().warn("a line");
+    });
+    bool all_pass = true;
+    for (int i = 0; i < 100; ++i) {
+      const pid_t child = test::start_child([] {
+        ::alarm(20);
+        log().warn("a child's");
+        return true;
+      });
+      all_pass = all_pass && test::wait_for_child(child) == "passed";
+    }
+    is_done = true;
+    return all_pass;
+  });
+  EXPECT_EQ(test::wait_for_child(parent), "passed");
 }
 
 }  // namespace

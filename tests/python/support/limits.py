@@ -29,7 +29,9 @@ def limit(what: int, value: int) -> Iterator[None]:
 
 def no_more_files() -> contextlib.AbstractContextManager[None]:
     """No file descriptor beyond those that are open."""
-    return limit(resource.RLIMIT_NOFILE, max(map(int, os.listdir("/proc/self/fd"))))
+    lowest = os.open("/", os.O_RDONLY)
+    os.close(lowest)
+    return limit(resource.RLIMIT_NOFILE, lowest)
 
 
 def more_memory(num_bytes: int) -> contextlib.AbstractContextManager[None]:
