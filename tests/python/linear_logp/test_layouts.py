@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from devices import on_each_level
+from devices import and_with_torch, on_each_level
 from layouts import LAYOUTS, spaced
 from problems import DTYPES, Problem, check, numpy_type, problem
 from reference import same_bits
@@ -39,7 +39,8 @@ def test_strided_operands(layout, dtype, lead):
     assert_same(p, Problem(**{name: view(getattr(p, name)) for name in FIELDS}))
 
 
-@on_each_device
+@and_with_torch
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("lead", [(29,), (4, 7)])
 def test_strided_rows_of_options(layout, lead):
@@ -71,7 +72,8 @@ def test_leading_axes_in_any_order(axes):
 LEADS = [(), (1,), (6,), (2, 3), (1, 6, 1), (1, 2, 1, 3, 1), (1, 2, 1, 3, 1, 1, 1), (1,) * 6 + (6,)]
 
 
-@on_each_device
+@and_with_torch
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("lead", [*LEADS, (0,), (3, 0), (0, 4), (0, 5)])
 def test_any_number_of_leading_axes(lead):
     for dtype, bias in (("float32", None), ("float32", "float32"), ("bfloat16", "bfloat16")):
@@ -91,7 +93,8 @@ def test_nine_axes_are_too_many():
         problem((1,) * 8, 12, 30).logp()
 
 
-@on_each_device
+@and_with_torch
+@pytest.mark.usefixtures("device")
 def test_one_row_without_leading_axes(device):
     p = problem((5,), 12, 301)
     numbers = [p.target[2]] if device == "cpu" else []

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from devices import on_each_level
+from devices import and_with_torch, on_each_level
 from problems import DTYPES, NAMES, check, numpy_type, only, problem, with_garbage
 from reference import same_bits
 
@@ -21,6 +21,7 @@ def masked(rows: int, dtype: str = "float32", bias: str | None = "float32"):
     return problem(rows, 16, 310, dtype, bias=bias), np.arange(rows) % 3 != 1
 
 
+@and_with_torch
 @numbers_of_rows
 @pytest.mark.parametrize("kind", ["bool", "int8", "uint8", "int64", *FLOATS])
 def test_a_mask_of_any_type(kind, rows):

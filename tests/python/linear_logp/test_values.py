@@ -3,7 +3,14 @@
 
 import numpy as np
 import pytest
-from devices import jit, on_cpu_alone, on_cuda_alone, on_each_level, on_each_level_alone
+from devices import (
+    and_with_torch,
+    jit,
+    on_cpu_alone,
+    on_cuda_alone,
+    on_each_level,
+    on_each_level_alone,
+)
 from problems import DIM, DTYPES, VOCAB, Problem, check, numpy_type, of_logits, problem
 from reference import as_float64, assert_within, same_bits
 
@@ -279,6 +286,7 @@ def test_temperature_is_applied_once(temperature, dtype):
         check(p, kind, temperature=rows.astype(numpy_type(kind)))
 
 
+@and_with_torch
 def test_one_temperature_a_row():
     p = problem(40, 16, 310, bias="float32")
     heat = np.resize(np.array([0.3, 0.7, 1, 1.5, 11]), 40)
@@ -318,6 +326,7 @@ def test_inputs_are_the_same_after_a_call(dtype):
     assert [array.tobytes() for array in inputs] == before
 
 
+@and_with_torch
 @pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint64"])
 def test_targets_of_any_integer_type(kind):
     p = problem(20, 8, 120)

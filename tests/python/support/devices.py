@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device that a test's calls run on, so that a test is written once, with NumPy arrays.
 
-On the CPU a call takes the arrays as they are. On CUDA they become torch tensors there, at the same
-strides, and results become arrays again; torch tensors pass as they are. RLK_TEST_DEVICE=cpu makes
-the CUDA cases of such tests run with torch's tensors of the CPU, so that they can be tried without
-a card.
+On the CPU a call takes the arrays as they are, in cases of "torch" as torch's tensors. On CUDA they
+become torch tensors there. Tensors have the arrays' strides, and results become arrays again; torch
+tensors pass as they are. RLK_TEST_DEVICE=cpu makes the CUDA cases of such tests run with torch's
+tensors of the CPU, so that they can be tried without a card.
 """
 
 from __future__ import annotations
@@ -49,9 +49,13 @@ def host_levels() -> list[str]:
 
 
 def use(name: str) -> str:
-    """Later calls run on "cpu", at a level of it, or on "cuda"; returns which of the two."""
+    """Later calls run on "cpu", at a level of it or with torch's tensors ("torch"), or on "cuda";
+    returns which of the two."""
     global _current
     _current = "cpu" if name in LEVELS else name
+    if name == "torch":
+        pytest.importorskip("torch")
+        return "cpu"
     if name in LEVELS:
         if name not in host_levels():
             pytest.skip(f"this processor is no {name}")
@@ -60,7 +64,7 @@ def use(name: str) -> str:
 
 
 def name() -> str:
-    return _current
+    return "cuda" if _current == "cuda" else "cpu"
 
 
 def torch_name() -> str:
@@ -70,7 +74,7 @@ def torch_name() -> str:
 
 def expected_target(device: str | None = None) -> str:
     """The target that a kernel must name: the forced one, else the device's own."""
-    if "cpu" in (device or _current, KIND):
+    if "cpu" in (device or name(), KIND):
         return rlk.jit.settings()["arch"]
     import torch
 
@@ -155,9 +159,12 @@ class _Jit:
 jit = _Jit()
 on_cpu_alone = pytest.mark.parametrize("device", ["cpu"], indirect=True)
 on_each_level_alone = pytest.mark.parametrize("device", LEVELS, indirect=True)  # of the CPU
-on_each_level = pytest.mark.parametrize(  # and on CUDA
-    "device", [*LEVELS, pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True
-)
+_both = [
+    pytest.param("torch", marks=pytest.mark.torch),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+and_with_torch = pytest.mark.parametrize("device", ["cpu", *_both], indirect=True)
+on_each_level = pytest.mark.parametrize("device", [*LEVELS, *_both], indirect=True)
 _cuda = pytest.param(
     "cuda",
     marks=[
