@@ -156,15 +156,14 @@ def torch_group_advantages(
     if samples_per_prompt == 1 and group_of_one == "reward":
         return x.reshape(rewards.shape)
     away = x - x.mean(-1, keepdim=True)
-    if normalize == "loo_std":
+    if normalize in ("loo_std", "rloo"):
         away = away * samples_per_prompt / max(samples_per_prompt - 1, 1)
+    if normalize == "loo_std":
         others = [torch.cat((x[:, :j], x[:, j + 1 :]), 1) for j in range(samples_per_prompt)]
         std = torch.stack([rest.std(-1, correction=ddof) for rest in others], -1)
         std = torch.nan_to_num(std, nan=0.0, posinf=0.0)
         own = std + eps if eps_mode == "add" else std.clamp(min=eps)
         away = away / torch.where(std > 0, own, torch.ones_like(own))
-    elif normalize == "rloo":
-        away = away * samples_per_prompt / max(samples_per_prompt - 1, 1)
     elif normalize == "std":
         std = x.std(-1, correction=ddof, keepdim=True)
         away = away / (std + eps if eps_mode == "add" else std.clamp(min=eps))

@@ -17,8 +17,9 @@ from ..spec import Changes, OpSpec, RandomShape
 from ..stored import Stored, of, of_raw
 from . import group_advantages, ppo_loss_inputs
 from .group_advantages import GroupAdvantages, torch_group_advantages
-from .linear_logp import live_changes
+from .linear_logp import live_changes, torch_active
 from .logp import logit_oracle, policy_gradient, torch_logp
+from .ppo_loss import torch_ppo_loss
 from .ratio_kl import far_away, log_softmax
 
 Array = Any  # NumPy arrays
@@ -309,12 +310,10 @@ def torch_grpo_loss(
     log_prob, ref = (
         torch_logp(x, ids, temperature=temperature) for x in (policy_logits, ref_logits)
     )
-    mask = torch.ones_like(log_prob) if completion_mask is None else completion_mask.float()
-    mask = mask * (action_ids != -100)
-    ratio = (log_prob - old_logps).clamp(-20, 20).exp()
-    policy = torch.maximum(-a * ratio, -a * ratio.clamp(1 - clip_eps, 1 + clip_eps))
+    mask = torch_active(action_ids, completion_mask).float()
+    policy, _ = torch_ppo_loss(
+        log_prob, old_logps, a, mask, eps_clip_low=clip_eps, eps_clip_high=clip_eps
+    )
     e = (ref.detach() - log_prob).clamp(-20, 20)
-    kl = torch.expm1(e) - e
-    count = mask.sum().clamp(min=1)
-    policy, kl = (policy * mask).sum() / count, (kl * mask).sum() / count
+    kl = ((torch.expm1(e) - e) * mask).sum() / mask.sum().clamp(min=1)
     return policy + beta * kl, policy.detach(), kl.detach()

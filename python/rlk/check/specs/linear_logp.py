@@ -237,6 +237,12 @@ def row_options(inputs: Inputs, active: np.ndarray, ids: str) -> dict[str, Any]:
     }
 
 
+def torch_active(ids: Any, mask: Any, ignore_index: int | None = -100) -> Any:
+    """Which ids, int64, are of active rows."""
+    active = (ids == ids) if mask is None else mask != 0
+    return active if ignore_index is None else active & (ids != ignore_index)
+
+
 def torch_linear_logp(
     hidden: Any,
     weight: Any,
@@ -255,12 +261,7 @@ def torch_linear_logp(
     import torch.nn.functional as F
 
     target = target.long()  # a narrow type would wrap ignore_index
-    active = torch.ones_like(target, dtype=torch.bool)
-    if mask is not None:
-        active &= mask != 0
-    if ignore_index is not None:
-        active &= target != ignore_index
-    active = active.reshape(-1)
+    active = torch_active(target, mask, ignore_index).reshape(-1)
     logits = hidden.reshape(-1, hidden.shape[-1])[active]
     if weight is not None:
         logits = F.linear(logits, weight)

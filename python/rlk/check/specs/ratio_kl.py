@@ -17,7 +17,7 @@ from ..oracle import Bounded, Expected, LinearLogprob
 from ..spec import Adapter, Changes
 from ..stored import Stored, of
 from . import linear_logp_inputs as inputs_of
-from .linear_logp import live_changes
+from .linear_logp import live_changes, torch_active
 from .logp import Logp, logit_oracle, policy_gradient, shape, torch_logp
 
 Array = Any  # NumPy arrays
@@ -230,11 +230,7 @@ def torch_ratio_kl(
     import torch
 
     ids = action_ids.long()
-    active = torch.ones_like(ids, dtype=torch.bool)
-    if attention_mask is not None:
-        active &= attention_mask != 0
-    if options.get("ignore_index", -100) is not None:
-        active &= ids != options.get("ignore_index", -100)
+    active = torch_active(ids, attention_mask, options.get("ignore_index", -100))
     log_prob = torch_logp(policy_logits, ids, mask=active, **options)
     ref = torch_logp(ref_logits, ids, mask=active, **options).detach()
     none = torch.zeros_like(log_prob)
