@@ -40,7 +40,7 @@ constexpr int kGradientsAtOnce = kIsCapRunTime ? 1 : 2;
 // Of the next row, while memory has nothing else to do.
 constexpr Int64 kPrefetchBytes = 64 << 10;
 
-RLK_DEVICE Int64 num_leaves(const GrpoArgs& a) { return ceil_div(vocab(a), kLogpLeaf); }
+RLK_DEVICE int num_leaves(const GrpoArgs& a) { return static_cast<int>(leaves_of(a).count()); }
 
 RLK_DEVICE TokenInput& shared_token() {
   static_assert(sizeof(TokenInput) <= kGrpoTokenBytes);
@@ -56,36 +56,35 @@ RLK_DEVICE Partials shared_partials(const GrpoArgs& a) {
 struct KeptRow {
   const T* from;
   unsigned at;     // shared address of the first column
-  bool has_quads;  // four columns are one aligned access
-  int num_leaves;  // that are kept
+  int num_leaves;  // that are kept: none where four columns are not one aligned access
 };
 
 RLK_DEVICE KeptRow kept_row(const GrpoArgs& a, Int64 row) {
   const T* const from = row_of(a.logits, row);
-  const bool has_quads = a.logits.col_stride == 1 && address(from) % (4 * sizeof(T)) == 0;
+  const bool has_quads = a.logits.col_stride == 1 && address(from) % (4 * sizeof(T)) == 0 &&
+                         leaves_of(a).segment() % 4 == 0;
   // As the row lies in memory, so that what is aligned there is so here.
   const auto offset = static_cast<unsigned>(grpo_fixed_bytes(num_leaves(a)) - 16) +
                       static_cast<unsigned>(address(from) % 16);
-  return {from, shared_address(shared_memory) + offset, has_quads,
+  return {from, shared_address(shared_memory) + offset,
           has_quads ? static_cast<int>(a.num_kept) : 0};
 }
 
 template <bool kCap>
 RLK_DEVICE void fold_row(const GrpoArgs& a, Int64 row) {
   const KeptRow kept = kept_row(a, row);
-  const LeafRow logits{kept.from, a.logits.col_stride, static_cast<int>(threadIdx.x % kLeafLanes),
-                       kept.has_quads};
+  const LeafRow logits{kept.from, a.logits.col_stride, static_cast<int>(threadIdx.x % kLeafLanes)};
   const unsigned lane = kept.at + 4 * sizeof(T) * logits.lane;
-  fold_leaves<kCap, kFoldAtOnce>(a, logits, scale_of(a, row), 0, num_leaves(a), shared_partials(a),
-                                 [&](Int64 leaf, const Quad(&q)[kGroups]) {
-                                   if (leaf >= kept.num_leaves) return;
-                                   const unsigned at =
-                                       lane + static_cast<unsigned>(leaf) * (kLogpLeaf * sizeof(T));
+  const auto keep = [&](int leaf, const LogpLeaf& cols, const Quad(&q)[kGroups]) {
+    if (leaf >= kept.num_leaves) return;
+    const unsigned at = lane + static_cast<unsigned>(cols.begin) * sizeof(T);
 #pragma unroll
-                                   for (int g = 0; g < kGroups; ++g) {
-                                     st_shared(at + 64 * g * int{sizeof(T)}, q[g].words);
-                                   }
-                                 });
+    for (int g = 0; g < kGroups; ++g) {
+      if (64 * g + 4 * logits.lane < cols.cols) st_shared(at + 64 * g * int{sizeof(T)}, q[g].words);
+    }
+  };
+  fold_leaves<kCap, kFoldAtOnce>(a, logits, scale_of(a, row), 0, num_leaves(a), shared_partials(a),
+                                 keep);
 }
 
 // All of a row's token but its log-prob.
@@ -115,7 +114,8 @@ RLK_DEVICE void write_row_gradients(const GrpoArgs& a, Int64 row) {
   const KeptRow kept = kept_row(a, row);
   T* const to = row_of(a.grad_logits, row);
   const GradientRow values = gradient_row(a, row, target_of(a, row));
-  const Int64 middle = min<Int64>(Int64{kept.num_leaves} * kLogpLeaf, vocab(a));
+  const Int64 middle =
+      kept.num_leaves < num_leaves(a) ? leaves_of(a).at(kept.num_leaves).begin : vocab(a);
   write_gradients<kCap, kGradientsAtOnce>(
       a, values, kept.from, to, middle, vocab(a),
       [&](unsigned(&words)[4], Int64 col) { ld_stream(words, kept.from + col); });

@@ -182,7 +182,8 @@ extern "C" __global__ void __launch_bounds__(rlk::kLogitsTile.threads(), rlk::kL
     g.log_sum[i] = a.row_log_sum[row];
     g.grad[i] = a.row_grad[row0 + i];
   }
-  load_tile_values(s, a, row0, num_rows, col0);
+  load_tile_values(s, a, row0, num_rows, col0,
+                   static_cast<int>(min<Int64>(vocab(a) - col0, kLogpLeaf)));
   LogitsLoop tile;
   tile.zero();
   tile.run({s.hidden}, {s.weight}, static_cast<int>(dim(a)), stages);

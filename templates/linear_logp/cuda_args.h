@@ -49,6 +49,9 @@ constexpr LinearLogpSm90Tile kLinearLogpSm90Tiles[] = {
     {"128-static", 128, 5, true, false}, {"256-cooperative", 256, 3, false, true},
 };
 
+// Rows of a block of the forward's merge; each has a warp.
+constexpr int kLinearLogpMergeRows = 16;
+
 // Arguments of every entry but pack. Rows of a call are numbered 0 to num_rows; the active ones are
 // numbered anew, ascending. Workspace is 256-byte aligned.
 struct LinearLogpCudaArgs : LogpCudaRows {

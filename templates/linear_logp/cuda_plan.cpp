@@ -25,7 +25,7 @@ class Planner {
     rows();
     operands();
     if (args().num_rows == 0) return plan_;
-    const Int64 leaves = ceil_div(args().vocab, kLogpLeaf);
+    const Int64 leaves = logp_num_leaves(args().vocab);
     const Int64 partial_bytes = call_.entropy.present() ? 12 : 8;
     const Int64 strip =
         strip_rows(std::min(k_strip_bytes, workspace_bytes) / (leaves * partial_bytes));

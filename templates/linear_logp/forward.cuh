@@ -42,7 +42,7 @@ RLK_DEVICE void find_target_logits(LogitsLoop& tile, const LogitsShared& s, floa
 // The leaf's partial of every row of the tile. Order: each thread over its columns ascending, then
 // the lanes of a row pairwise, then the warps of a row.
 RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared& s,
-                            const float* target_logits) {
+                            const float* target_logits, int leaf) {
   __shared__ float shared_max[LogitsLoop::kWarpCols][kLogitsTile.rows];
   __shared__ float shared_sum[LogitsLoop::kWarpCols][kLogitsTile.rows];
   // With entropy: sums of exp(z - max) * (z - max).
@@ -98,7 +98,7 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
       sum = sum + shared_sum[w][row];
     }
     const Int64 strip_row = s.row0 - a.first_row + row;
-    const Int64 to = s.col0 / kLogpLeaf * a.strip_rows + strip_row;
+    const Int64 to = leaf * a.strip_rows + strip_row;
     a.partial_max[to] = max;
     a.partial_sum[to] = sum;
     if (kMayHaveEntropy && a.partial_moment) {
@@ -112,23 +112,26 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
 }
 
 RLK_DEVICE void forward_main(const Args& a) {
-  const Int64 col_tiles = ceil_div(vocab(a), kLogpLeaf);
+  const LogpLeaves<kLogpLeaf> leaves = leaves_of(a);
   const TilePosition at =
-      tile_position(ceil_div(a.strip_rows, kLogitsTile.rows), col_tiles, a.group_tiles);
+      tile_position(ceil_div(a.strip_rows, kLogitsTile.rows), leaves.count(), a.group_tiles);
   const Int64 strip_row = at.row * kLogitsTile.rows;
   const Int64 row0 = a.first_row + strip_row;
   const Int64 left = min(num_active(a) - row0, a.strip_rows - strip_row);
   if (left <= 0) return;
   __shared__ LogitsShared s;
-  load_tile_values(s, a, row0, static_cast<int>(min<Int64>(left, kLogitsTile.rows)),
-                   at.col * kLogpLeaf);
+  __shared__ int leaf;  // the loop leaves no registers for it
+  if (threadIdx.x == 0) leaf = static_cast<int>(at.col);
+  const LogpLeaf cols = leaves.at(at.col);
+  load_tile_values(s, a, row0, static_cast<int>(min<Int64>(left, kLogitsTile.rows)), cols.begin,
+                   cols.cols);
   LogitsLoop tile;
   tile.zero();
   tile.run({s.hidden}, {s.weight}, static_cast<int>(dim(a)), stages);
   __shared__ float target_logits[kLogitsTile.rows];
   make_logits(tile, a, s);
   find_target_logits(tile, s, target_logits);
-  reduce_leaf(tile, a, s, target_logits);
+  reduce_leaf(tile, a, s, target_logits, leaf);
 }
 
 }  // namespace rlk

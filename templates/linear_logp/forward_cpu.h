@@ -70,8 +70,8 @@ extern "C" void rlk_linear_logp_fwd_main(const Args* args, Int64 begin, Int64 en
     const Int64 leaf = item / groups;
     const Int64 first = item % groups * a.panels_per_item;
     const Int64 last = min(first + a.panels_per_item, num_panels);
-    const Int64 v0 = leaf * kLeaf;
-    const Int64 cols = min(kLeaf, vocab(a) - v0);
+    const LogpLeaf of_leaf = LogpLeaves<kLogpCpuLeaf>{vocab(a)}.at(leaf);
+    const Int64 v0 = of_leaf.begin, cols = of_leaf.cols;
 #pragma clang loop unroll(disable)
     for (Int64 v = 0; v < cols; v += chunk) {
       const Int64 n = min(chunk, cols - v);
@@ -117,7 +117,7 @@ extern "C" void rlk_linear_logp_fwd_merge(const Args* args, Int64 begin, Int64 e
   for (Int64 item = begin; item < end; ++item) {
 #pragma clang loop unroll(disable)
     for (Int64 row = item * kPanel; row < min((item + 1) * kPanel, a.num_rows); row += kLanes) {
-      merge_rows(a, row, ceil_div(vocab(a), kLeaf));
+      merge_rows(a, row);
     }
   }
 }

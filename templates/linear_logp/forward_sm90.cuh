@@ -30,11 +30,14 @@ struct Fold {
   FoldShared (&shared)[2];
   int num_rows;  // of the strip
 
+  RLK_DEVICE LogpLeaf cols_of(TilePosition at) const { return leaves_of(a).at(at.col); }
+  RLK_DEVICE int first_col(TilePosition at) const { return static_cast<int>(cols_of(at).begin); }
+
   RLK_DEVICE void begin(Sm90Loop& tile, TilePosition at) {
     FoldShared& s = shared[tile.group()];
     tile.sync_group();  // the last tile's values were read
     const int t = tile.thread_of_group();
-    const Int64 col0 = at.col * kLogpLeaf;
+    const LogpLeaf leaf = cols_of(at);
     if (t < Sm90Loop::kRowsOfGroup) {
       const int strip_row = static_cast<int>(at.row) * Sm90Loop::kRows + tile.first_row() + t;
       float scale = 1.0f;
@@ -43,8 +46,8 @@ struct Fold {
         const Int64 row = call_row(a, a.first_row + strip_row);
         scale = scale_of(a, row);
         const Int64 id = target_of(a, row);
-        if (id >= col0 && id < min(col0 + kLogpLeaf, vocab(a))) {
-          target = static_cast<int>(id - col0);
+        if (id >= leaf.begin && id < leaf.begin + leaf.cols) {
+          target = static_cast<int>(id - leaf.begin);
         }
       }
       s.scale[t] = scale;
@@ -53,7 +56,7 @@ struct Fold {
     if (!a.bias.data) return;
 #pragma unroll 1
     for (int i = t; i < Sm90Loop::kCols; i += 128) {
-      const Int64 col = min(col0 + i, vocab(a) - 1);
+      const Int64 col = min(leaf.begin + i, vocab(a) - 1);
       s.bias[i] = read_float(a.bias.data, col * a.bias.stride, a.bias.type);
     }
   }
@@ -111,7 +114,7 @@ struct Fold {
           [&](auto i) { scale[i] = s.scale[tile.row(i) - tile.first_row()]; });
       for_each(tile, [&](auto i, float z) { return z * scale[i]; });
     }
-    const Int64 num_cols = vocab(a) - at.col * kLogpLeaf;
+    const int num_cols = cols_of(at).cols;
     if (num_cols >= kLogpLeaf) return;
 #pragma unroll
     for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
@@ -178,8 +181,7 @@ RLK_DEVICE void forward_main_sm90(const Args& a, const LinearLogpCudaMaps& maps)
   __shared__ FoldShared values[2];
   const Int64 left = min(num_active(a) - a.first_row, a.strip_rows);
   const int num_rows = left > 0 ? static_cast<int>(left) : 0;
-  const Raster raster(ceil_div(num_rows, Sm90Loop::kRows), ceil_div(vocab(a), kLogpLeaf),
-                      a.group_tiles);
+  const Raster raster(ceil_div(num_rows, Sm90Loop::kRows), leaves_of(a).count(), a.group_tiles);
   const TensorMap& hidden = num_active(a) < a.num_rows ? maps.gathered : maps.hidden;
   Fold fold{a, values, num_rows};
   Sm90Loop::run({hidden, maps.weight, static_cast<int>(a.first_row), static_cast<int>(dim(a)),

@@ -36,7 +36,7 @@
 //     for each strip of rows:
 //     rlk_linear_logp_fwd_main      logits tiles of the strip x vocab; sm_90a, 16 bits: any x 384,
 //                                   kLinearLogpSm90Tiles[kTile].shared_bytes() dynamic
-//     rlk_linear_logp_fwd_merge     ceil(strip_rows / 32) x 512
+//     rlk_linear_logp_fwd_merge     ceil(strip_rows / kLinearLogpMergeRows) x 512
 //   backward
 //     rlk_linear_logp_bwd_rows      1 x 1024                 as above
 //     rlk_linear_logp_bwd_pack      any x 256                as above; hidden also with bwd_rows
@@ -49,7 +49,7 @@
 //     rlk_linear_logp_bwd_db        ceil(wave_cols / 32) x 256           grad_bias
 // With bwd_rows grad_hidden must be 0 before; strips and waves never show in the result.
 //
-// Operations: forward 2*N*V*D, backward 6*N*V*D. Memory: forward 8*N*ceil(V/192) bytes written and
+// Operations: forward 2*N*V*D, backward 6*N*V*D. Memory: forward 8*N*leaves bytes written and
 // read once, 12 with entropy; backward a wave of dZ written once and read once a product.
 // A header's text comes once, so one that both passes need must stand before the choice.
 #include "linear_logp/logits.cuh"

@@ -110,7 +110,7 @@ void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpu
   LinearLogpCpuArgs args{};
   static_cast<LinearLogpCpuOperands&>(args) = operands;
   const Int64 panel = tile.panel();
-  const Int64 leaves = ceil_div(args.vocab, tile.leaf);
+  const Int64 leaves = LogpLeaves<kLogpCpuLeaf>{args.vocab}.count();
   const Int64 num_partials = args.entropy != nullptr ? 3 : 2;
   const Int64 strip =
       strip_rows(tile, args.all_rows,

@@ -117,7 +117,7 @@ void launch_fwd(Queue& queue, CudaPlan& plan, const MainStep& main) {
   queue.pack(k_fwd_pack, plan.row_copies());
   if (args.rows != nullptr) queue.step(k_fwd_rows, 1, 1024, args);
   queue.pack(k_fwd_pack, plan.operand_copies());
-  const Int64 leaves = ceil_div(args.vocab, kLogpLeaf);
+  const Int64 leaves = logp_num_leaves(args.vocab);
   const auto tiles_of = [&](Int64 first) {
     return ceil_div(std::min(args.strip_rows, args.num_rows - first), main.rows) * leaves;
   };
@@ -131,7 +131,8 @@ void launch_fwd(Queue& queue, CudaPlan& plan, const MainStep& main) {
     args.first_row = first;
     queue.step(k_fwd_main, std::min(tiles_of(first), main.most_blocks), main.threads, args,
                main.shared_bytes, &main.maps);
-    queue.step(k_fwd_merge, ceil_div(args.strip_rows, 32), 512, args);
+    queue.step(k_fwd_merge, ceil_div(args.strip_rows, kLinearLogpMergeRows),
+               32 * kLinearLogpMergeRows, args);
     if (args.next_tile != nullptr) ++args.next_tile;
   }
 }

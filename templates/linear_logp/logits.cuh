@@ -67,24 +67,26 @@ struct LogitsShared {
   float bias[kLogitsTile.cols];
   // Where the tile lies; kept here because the loop leaves no registers for it.
   Int64 row0, col0;
-  int num_rows;
+  int num_rows, num_cols;
 };
 
-// Columns beyond the vocabulary repeat the last one with a bias of -inf, by which they become -inf,
-// or NaN in a row where the last one is inf or NaN and so all is NaN. A cap would make a number
-// of it, a logit scale that is not above 0 inf or NaN: then set_tail() does it at the end.
+// Columns beyond the last of the tile repeat that one with a bias of -inf, by which they become
+// -inf, or NaN in a row where the last one is inf or NaN and so all is NaN. A cap would make a
+// number of it, a logit scale that is not above 0 inf or NaN: then set_tail() does it at the end.
 RLK_DEVICE bool ends_by_bias(const Args& a) {
   return !is_capped(a) && (kLogitScale == 0 || a.logit_scale > 0.0f);
 }
 
-// Fills `s` for active rows [row0, row0 + rows of a tile), of which num_rows are real, and the leaf
-// from column col0 on. The others repeat a real one, and what they give is read by nothing.
+// Fills `s` for active rows [row0, row0 + rows of a tile), of which num_rows are real, and columns
+// [col0, col0 + num_cols), at most a leaf and maybe none. The others repeat a real one, and what
+// they give is read by nothing.
 RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int num_rows,
-                                 Int64 col0) {
+                                 Int64 col0, int num_cols) {
   if (threadIdx.x == 0) {
     s.row0 = row0;
     s.col0 = col0;
     s.num_rows = num_rows;
+    s.num_cols = num_cols;
   }
   // No loops: the compiler would write them out for every combination of what is given.
   static_assert(kLogitsTile.rows <= kLogitsTile.threads() &&
@@ -96,12 +98,12 @@ RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int
     s.hidden[i] = hidden_row<T>(a, active, row);
     s.scale[i] = scale_of(a, row);
     const Int64 t = target_of(a, row);
-    const bool here = t >= col0 && t < min(col0 + kLogpLeaf, vocab(a)) && i < num_rows;
+    const bool here = t >= col0 && t < col0 + num_cols && i < num_rows;
     s.target[i] = here ? static_cast<int>(t - col0) : -1;
   }
   if (i < kLogitsTile.cols) {
-    const bool real = col0 + i < vocab(a);
-    const Int64 col = real ? col0 + i : vocab(a) - 1;
+    const bool real = i < num_cols;
+    const Int64 col = min(col0 + min(i, num_cols - 1), vocab(a) - 1);
     s.weight[i] = static_cast<const T*>(a.weight) + col * a.weight_pitch;
     const float bias =
         a.bias.data ? read_float(a.bias.data, col * a.bias.stride, a.bias.type) : 0.0f;
@@ -110,15 +112,15 @@ RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int
   __syncthreads();
 }
 
-// Sets what lies beyond the vocabulary.
-RLK_DEVICE void set_tail(LogitsLoop& tile, const Args& a, const LogitsShared& s, float value) {
-  const Int64 left = vocab(a) - s.col0;
+// Sets what lies beyond the columns.
+RLK_DEVICE void set_tail(LogitsLoop& tile, const LogitsShared& s, float value) {
+  const int left = s.num_cols;
   if (left >= kLogpLeaf) return;
 #pragma unroll
   for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const bool beyond = tile.col(j) + e >= static_cast<int>(left);
+      const bool beyond = tile.col(j) + e >= left;
 #pragma unroll
       for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
         tile.at(i, j, e) = beyond ? value : tile.at(i, j, e);
@@ -160,7 +162,7 @@ RLK_DEVICE void make_logits(LogitsLoop& tile, const Args& a, const LogitsShared&
   } else {
     finish_logits<false>(tile, a, s);
   }
-  if (!ends_by_bias(a)) set_tail(tile, a, s, -infinity());
+  if (!ends_by_bias(a)) set_tail(tile, s, -infinity());
 }
 
 }  // namespace rlk

@@ -5,7 +5,68 @@
 #include "common/logp/merge.cuh"
 
 namespace rlk {
-constexpr int kMergeRows = 32;
+
+// Joins partials that come in order as a balanced tree, of at most 2^(kLevels - 1) of them: beyond,
+// such trees are joined in order.
+class Tree {
+ public:
+  RLK_DEVICE Tree() { level_[kLevels - 1] = no_columns(); }
+  RLK_DEVICE void push(const Partial& partial) { put<0>(partial, count_++); }
+  RLK_DEVICE Partial total() const {
+    Partial sum = no_columns();
+    unrolled<kLevels - 1>([&](auto i) {
+      if (count_ >> i & 1) sum = join(level_[i], sum);
+    });
+    return join(level_[kLevels - 1], sum);
+  }
+
+ private:
+  static constexpr int kLevels = 8;
+
+  // As a binary counter counts: a carry takes the partials of a level with it.
+  template <int i>
+  RLK_DEVICE void put(const Partial& partial, unsigned index) {
+    if constexpr (i == kLevels - 1) {
+      level_[i] = join(level_[i], partial);
+    } else if (index >> i & 1) {
+      put<i + 1>(join(level_[i], partial), index);
+    } else {
+      level_[i] = partial;
+    }
+  }
+
+  Partial level_[kLevels];
+  unsigned count_ = 0;
+};
+
+// A row is merged by 32 lanes, each of which joins a run of leaves: a quarter of a segment, in
+// leaves a power of two, so that the runs join as the segment's tree.
+constexpr int kMergeLanes = 32;
+RLK_DEVICE Partial merge_run(const Args& a, Int64 strip_row, int lane) {
+  const LogpLeaves<kLogpLeaf> leaves = leaves_of(a);
+  const auto of_segment = static_cast<int>(leaves.of_segment());
+  int run = 1;
+#pragma unroll 1
+  while (run * 4 < of_segment) run *= 2;
+  const int first = lane / 4 * of_segment, last = first + of_segment - 1;
+  const int begin = first + lane % 4 * run;
+  const int end = first < leaves.count() ? min(begin + run - 1, last) + 1 : begin;
+  const bool has_moment = kMayHaveEntropy && a.partial_moment;
+  Tree tree;
+#pragma unroll 1
+  for (int i = begin; i < end; i += 4) {
+    Partial next[4];  // four loads at once; what would lie beyond the run has no columns
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {
+      const Int64 at = min(i + l, end - 1) * a.strip_rows + strip_row;
+      next[l] = {a.partial_max[at], a.partial_sum[at], has_moment ? a.partial_moment[at] : 0.0f};
+      if (i + l >= end) next[l] = no_columns();
+    }
+    tree.push(join(join(next[0], next[1]), join(next[2], next[3])));
+  }
+  return tree.total();
+}
+
 }  // namespace rlk
 
 extern "C" __global__ void __launch_bounds__(1024)
@@ -18,47 +79,27 @@ extern "C" __global__ void __launch_bounds__(256)
   rlk::pack(copy);
 }
 
-// Merges a row's partials: segments of leaves ascending, then the segments in order.
-extern "C" __global__ void __launch_bounds__(rlk::kMergeRows* rlk::kMergeSegments)
+// Merges the partials of kLinearLogpMergeRows rows: a thread joins a run of a row's leaves, then a
+// warp the runs of a row.
+extern "C" __global__ void __launch_bounds__(rlk::kLinearLogpMergeRows* rlk::kMergeLanes)
     rlk_linear_logp_fwd_merge(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
   using namespace rlk;
-  __shared__ float segment_max[kMergeSegments][kMergeRows];
-  __shared__ float segment_sum[kMergeSegments][kMergeRows];
-  __shared__ float segment_moment[kMayHaveEntropy ? kMergeSegments : 1][kMergeRows];
-  const int lane = threadIdx.x % kMergeRows, segment = threadIdx.x / kMergeRows;
-  const Int64 strip_row = Int64{blockIdx.x} * kMergeRows + lane;
-  const Int64 active = a.first_row + strip_row;
-  const bool real = strip_row < a.strip_rows && active < num_active(a);
-  const int leaves = static_cast<int>(ceil_div(vocab(a), kLogpLeaf));
-  const bool has_moment = kMayHaveEntropy && a.partial_moment;
-  const SegmentPartials partials = segment_of(
-      {a.partial_max + strip_row, a.partial_sum + strip_row,
-       has_moment ? a.partial_moment + strip_row : nullptr, a.strip_rows, real ? leaves : 0},
-      segment);
-
-  float max = max_of(partials);
-  segment_max[segment][lane] = max;
+  constexpr int kRows = kLinearLogpMergeRows;
+  __shared__ Partial runs[kMergeLanes][kRows + 1];  // one more, for the banks
+  const Int64 first = Int64{blockIdx.x} * kRows;
+  const Int64 left = min(num_active(a) - a.first_row, a.strip_rows) - first;
+  const int run = threadIdx.x / kRows, row_of_run = threadIdx.x % kRows;
+  if (row_of_run < left) runs[run][row_of_run] = merge_run(a, first + row_of_run, run);
   __syncthreads();
-#pragma unroll 4
-  for (int i = 0; i < kMergeSegments; ++i) max = max_f32(max, segment_max[i][lane]);
-  const float base = base_of(max);
-  float sum = sum_of(partials, base), moment = 0.0f;
-  segment_sum[segment][lane] = sum;
-  if (has_moment) segment_moment[segment][lane] = moment = moment_of(partials, base);
-  __syncthreads();
-  if (segment != 0 || !real) return;
-#pragma unroll 5
-  for (int i = 1; i < kMergeSegments; ++i) sum = sum + segment_sum[i][lane];
-  if (has_moment) {
-#pragma unroll 5
-    for (int i = 1; i < kMergeSegments; ++i) moment = moment + segment_moment[i][lane];
-  }
-
-  const Int64 row = call_row(a, active);
+  const int lane = threadIdx.x % kMergeLanes, warp_row = threadIdx.x / kMergeLanes;
+  if (warp_row >= left) return;
+  const Partial whole = join_lanes<kMergeLanes>(runs[lane][warp_row]);
+  if (lane != 0) return;
+  const Int64 strip_row = first + warp_row, row = call_row(a, a.first_row + strip_row);
   const Int64 target = target_of(a, row);
   // Without a list of rows some may have been computed that are not active.
   if (!a.rows && !is_active(a, row, target)) return write_neutral(a, row);
   // A target out of range has no logit that anyone wrote.
   const bool has_logit = target >= 0 && target < vocab(a);
-  write_row(a, row, target, has_logit ? a.target_logit[strip_row] : 0.0f, max, sum, moment);
+  write_row(a, row, target, has_logit ? a.target_logit[strip_row] : 0.0f, whole);
 }

@@ -23,19 +23,20 @@ extern "C" void rlk_logp_bwd_main(const Args* args, Int64 begin, Int64 end) {
     }
 #pragma clang loop unroll(disable)
     for (Int64 leaf = part.begin; leaf < part.end; ++leaf) {
-      const Int64 cols = min(kLeaf, vocab(a) - leaf * kLeaf);
+      const LogpLeaf of_leaf = leaves_of(a).at(leaf);
+      const Int64 cols = of_leaf.cols;
       const Int64 padded = ceil_div(cols, kLanes) * kLanes;
-      const Int64 t = a.target[active] - leaf * kLeaf;
+      const Int64 t = a.target[active] - of_leaf.begin;
       const Int32 target = t >= 0 && t < cols ? static_cast<Int32>(t) : -1;
-      load_span(a.logits.data, leaf_offset(a, a.logits, row, leaf), a.logits.col_stride, kX, x,
-                cols, padded);
+      load_span(a.logits.data, offset_of(a, a.logits, row, of_leaf.begin), a.logits.col_stride, kX,
+                x, cols, padded);
 #pragma clang loop unroll(disable)
       for (Int64 v = 0; v < padded; v += kLanes) {
         const VecI is_target = lane_index() + static_cast<Int32>(v) == splat_int(target);
         store(x + v,
               logit_gradient(a, logit(a, load(x + v), 0.0f, splat(scale)), values, is_target));
       }
-      store_span(a.grad_logits.data, leaf_offset(a, a.grad_logits, row, leaf),
+      store_span(a.grad_logits.data, offset_of(a, a.grad_logits, row, of_leaf.begin),
                  a.grad_logits.col_stride, kX, x, cols);
     }
   }

@@ -12,7 +12,6 @@ constexpr int kLogpThreads = 256;
 // A row whose leaves are no more, and that one block reads, has its partials in shared memory.
 constexpr long long kLogpMostSharedLeaves = 4096;
 
-constexpr long long logp_num_leaves(long long vocab) { return (vocab + kLogpLeaf - 1) / kLogpLeaf; }
 constexpr int logp_partial_bytes(long long leaves, bool entropy) {
   const long long most = leaves < kLogpMostSharedLeaves ? leaves : kLogpMostSharedLeaves;
   return static_cast<int>(most * (entropy ? 12 : 8));

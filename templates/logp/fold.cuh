@@ -22,20 +22,33 @@ struct LeafRow {
   const T* data;
   Int64 col_stride;
   int lane;
-  bool has_quads;  // four columns are one aligned access
+
+  // Whether the leaf's columns come in fours, each one aligned access.
+  RLK_DEVICE bool has_quads(const LogpLeaf& leaf) const {
+    return col_stride == 1 && leaf.cols % 4 == 0 &&
+           address(data + leaf.begin) % (4 * sizeof(T)) == 0;
+  }
 };
 
-RLK_DEVICE void load_leaf(const LeafRow& row, Int64 leaf, int cols, Quad (&q)[kGroups]) {
-  const Int64 col = leaf * kLogpLeaf + 4 * row.lane;
-  if (row.has_quads && cols >= kLogpLeaf) {
+RLK_DEVICE void load_leaf(const LeafRow& row, const LogpLeaf& leaf, Quad (&q)[kGroups]) {
+  const Int64 col = leaf.begin + 4 * row.lane;
+  const int cols = leaf.cols;
+  if (cols < kLogpLeaf) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) ld_stream(q[g].words, row.data + (col + 64 * g));
+    for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+      for (int w = 0; w < int{sizeof(T)}; ++w) q[g].words[w] = 0;
+    }
+  }
+  if (row.has_quads(leaf)) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      if (64 * g + 4 * row.lane < cols) ld_stream(q[g].words, row.data + (col + 64 * g));
+    }
     return;
   }
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-    for (int w = 0; w < int{sizeof(T)}; ++w) q[g].words[w] = 0;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       if (64 * g + 4 * row.lane + e >= cols) continue;
@@ -48,11 +61,6 @@ RLK_DEVICE void load_leaf(const LeafRow& row, Int64 leaf, int cols, Quad (&q)[kG
     }
   }
 }
-
-// Partial of a leaf.
-struct Partial {
-  float max, sum, moment;
-};
 
 template <bool kCap>
 RLK_DEVICE Partial fold_leaf(const Args& a, const Quad (&q)[kGroups], float scale, int lane,
@@ -69,7 +77,7 @@ RLK_DEVICE Partial fold_leaf(const Args& a, const Quad (&q)[kGroups], float scal
       if (64 * (i / 4) + 4 * lane + i % 4 >= cols) z[i] = -infinity();
     }
   }
-  Partial partial{-infinity(), 0.0f, 0.0f};
+  Partial partial = no_columns();
   // A NaN is passed over here and found by the sum.
 #pragma unroll
   for (int i = 0; i < 4 * kGroups; ++i) partial.max = max_f32(partial.max, z[i]);
@@ -104,50 +112,46 @@ struct Partials {
 };
 
 // Leaves [begin, end) of a row, by the whole block. A warp takes 2 * kAtOnce neighbours at
-// once; the next ones are under way meanwhile. Calls keep(leaf, its columns) for each.
+// once; the next ones are under way meanwhile. Calls keep(leaf, its columns, their logits) for
+// each.
 template <bool kCap, int kAtOnce, class Keep>
-RLK_DEVICE void fold_leaves(const Args& a, const LeafRow& row, float scale, Int64 begin, Int64 end,
+RLK_DEVICE void fold_leaves(const Args& a, const LeafRow& row, float scale, int begin, int end,
                             const Partials& to, Keep&& keep) {
   const bool entropy = kMayHaveEntropy && to.moment != nullptr;
-  const int half = threadIdx.x % 32 / kLeafLanes;
   constexpr int kStep = 2 * kAtOnce;
   const int turn = static_cast<int>(blockDim.x / 32) * kStep;
-  // Beyond the end the last leaf again, which is not stored.
-  const auto leaf_at = [&](Int64 first, int u) { return min(first + 2 * u + half, end - 1); };
-  const auto cols_of = [&](Int64 leaf) {
-    return static_cast<int>(min<Int64>(vocab(a) - leaf * kLogpLeaf, kLogpLeaf));
-  };
+  const int half = threadIdx.x % 32 / kLeafLanes;
+  int first = begin + static_cast<int>(threadIdx.x) / 32 * kStep + half;
   Quad next[kAtOnce][kGroups];
-  Int64 first = begin + threadIdx.x / 32 * kStep;
-  if (first >= end) return;
-#pragma unroll
-  for (int u = 0; u < kAtOnce; ++u) {
-    const Int64 leaf = leaf_at(first, u);
-    load_leaf(row, leaf, cols_of(leaf), next[u]);
-  }
-#pragma unroll 1
-  for (; first < end; first += turn) {
-    Quad now[kAtOnce][kGroups];
+  LogpLeaf next_cols[kAtOnce];
+  const auto load_next = [&](int first) {
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
+      // Beyond the end the last leaf again, which is not stored.
+      next_cols[u] = leaves_of(a).at(min(first + 2 * u, end - 1));
+      load_leaf(row, next_cols[u], next[u]);
+    }
+  };
+  // Both halves of a warp stay together.
+  const auto has_leaf = [&](int first) { return first - half < end; };
+  if (has_leaf(first)) load_next(first);
+#pragma unroll 1
+  for (; has_leaf(first); first += turn) {
+    Quad now[kAtOnce][kGroups];
+    LogpLeaf cols[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      cols[u] = next_cols[u];
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) now[u][g] = next[u][g];
     }
-    const Int64 coming = first + turn;
-    if (coming < end) {
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        const Int64 leaf = leaf_at(coming, u);
-        load_leaf(row, leaf, cols_of(leaf), next[u]);
-      }
-    }
+    if (has_leaf(first + turn)) load_next(first + turn);
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const Int64 leaf = leaf_at(first, u);
-      const bool is_own = first + 2 * u + half < end;
-      if (is_own) keep(leaf, now[u]);
-      const Partial partial = fold_leaf<kCap>(a, now[u], scale, row.lane, cols_of(leaf), entropy);
-      if (row.lane != 0 || !is_own) continue;
+      const int leaf = first + 2 * u;
+      if (leaf < end) keep(leaf, cols[u], now[u]);
+      const Partial partial = fold_leaf<kCap>(a, now[u], scale, row.lane, cols[u].cols, entropy);
+      if (row.lane != 0 || leaf >= end) continue;
       to.max[leaf] = partial.max;
       to.sum[leaf] = partial.sum;
       if (entropy) to.moment[leaf] = partial.moment;
@@ -155,7 +159,34 @@ RLK_DEVICE void fold_leaves(const Args& a, const LeafRow& row, float scale, Int6
   }
 }
 
-// The results of a row, by one warp: segment s by lanes s and s + 16.
+// The sums of a row, by one warp, which joins the leaves' partials in place: neighbours, then pairs
+// of neighbours, and so on within each segment, then the segments.
+RLK_DEVICE Partial join_leaves(const Args& a, const Partials& at) {
+  const LogpLeaves<kLogpLeaf> leaves = leaves_of(a);
+  const auto of_segment = static_cast<int>(leaves.of_segment());
+  const int lane = threadIdx.x % 32, count = static_cast<int>(leaves.count());
+  const bool entropy = kMayHaveEntropy && at.moment != nullptr;
+  const auto load = [&](int leaf) -> Partial {
+    return {at.max[leaf], at.sum[leaf], entropy ? at.moment[leaf] : 0.0f};
+  };
+#pragma unroll 1
+  for (int step = 1; step < of_segment; step *= 2) {
+    const int pairs = (of_segment + step - 1) / (2 * step);  // of a segment
+#pragma unroll 1
+    for (int i = lane; i < count / of_segment * pairs; i += 32) {
+      const int leaf = i / pairs * of_segment + i % pairs * (2 * step);
+      const Partial joined = join(load(leaf), load(leaf + step));
+      at.max[leaf] = joined.max;
+      at.sum[leaf] = joined.sum;
+      if (entropy) at.moment[leaf] = joined.moment;
+    }
+    __syncwarp();
+  }
+  const int segment = lane * of_segment;
+  return join_lanes<kLogpSegments>(segment < count ? load(segment) : no_columns());
+}
+
+// The results of a row, by one warp.
 RLK_DEVICE void merge_row(const Args& a, Int64 row, Int64 target, const Partials& from) {
   const int lane = threadIdx.x % 32;
   float target_logit = 0.0f;
@@ -167,26 +198,8 @@ RLK_DEVICE void merge_row(const Args& a, Int64 row, Int64 target, const Partials
     target_logit = is_capped(a) ? finish_logit<true>(a, start, scale, slope)
                                 : finish_logit<false>(a, start, scale, slope);
   }
-  const int leaves = static_cast<int>(ceil_div(vocab(a), kLogpLeaf));
-  const SegmentPartials segment =
-      segment_of({from.max, from.sum, from.moment, 1, leaves}, lane % kMergeSegments);
-  float max = max_of(segment);
-#pragma unroll
-  for (int lanes = 1; lanes < kMergeSegments; lanes *= 2) max = max_f32(max, shfl_xor(max, lanes));
-  const float base = base_of(max);
-  const float own_sum = sum_of(segment, base);
-  float sum = __shfl_sync(kFullWarp, own_sum, 0);
-#pragma unroll 5
-  for (int i = 1; i < kMergeSegments; ++i) sum = sum + __shfl_sync(kFullWarp, own_sum, i);
-  float moment = 0.0f;
-  if (kMayHaveEntropy && from.moment) {
-    const float own_moment = moment_of(segment, base);
-    moment = __shfl_sync(kFullWarp, own_moment, 0);
-#pragma unroll 5
-    for (int i = 1; i < kMergeSegments; ++i)
-      moment = moment + __shfl_sync(kFullWarp, own_moment, i);
-  }
-  if (lane == 0) write_row(a, row, target, target_logit, max, sum, moment);
+  const Partial whole = join_leaves(a, from);
+  if (lane == 0) write_row(a, row, target, target_logit, whole);
 }
 
 RLK_DEVICE Partials workspace_partials(const Args& a, Int64 row, Int64 leaves) {

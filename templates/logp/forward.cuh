@@ -7,7 +7,7 @@
 namespace rlk {
 
 // Blocks of a multiprocessor that registers are left for.
-constexpr int kBlocks = kX == kFloat32 ? 4 : kMayBeCapped ? 2 : 3;  // a cap takes registers
+constexpr int kBlocks = (kX == kFloat32 ? 4 : 3) - kMayBeCapped;  // a cap takes registers
 
 extern __shared__ float shared_partials[];
 
@@ -18,12 +18,12 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(kLogpThreads, kBlocks)
     rlk_logp_fwd_main(const __grid_constant__ Args a) {
-  const Int64 leaves = ceil_div(vocab(a), kLogpLeaf);
+  const auto leaves = static_cast<int>(leaves_of(a).count());
   const Int64 num_items = a.num_rows * a.num_parts;
 #pragma unroll 1
   for (Int64 item = blockIdx.x; item < num_items; item += gridDim.x) {
     const Int64 row = a.num_parts == 1 ? item : item / a.num_parts;
-    const Int64 begin = (item - row * a.num_parts) * a.part_leaves;
+    const auto begin = static_cast<int>((item - row * a.num_parts) * a.part_leaves);
     const Int64 target = target_of(a, row);
     if (!is_active(a, row, target)) {
       if (begin == 0 && threadIdx.x == 0) write_neutral(a, row);
@@ -36,11 +36,10 @@ extern "C" __global__ void __launch_bounds__(kLogpThreads, kBlocks)
                                              has_moment ? shared_partials + 2 * leaves : nullptr}
                                   : workspace_partials(a, row, leaves);
     const T* const data = row_of(a.logits, row);
-    const LeafRow logits{data, a.logits.col_stride, static_cast<int>(threadIdx.x % kLeafLanes),
-                         a.logits.col_stride == 1 && address(data) % (4 * sizeof(T)) == 0};
-    const Int64 end = min(begin + a.part_leaves, leaves);
+    const LeafRow logits{data, a.logits.col_stride, static_cast<int>(threadIdx.x % kLeafLanes)};
+    const int end = min(begin + static_cast<int>(a.part_leaves), leaves);
     const float scale = scale_of(a, row);
-    const auto keep_none = [](Int64, const Quad(&)[kGroups]) {};
+    const auto keep_none = [](int, const LogpLeaf&, const Quad(&)[kGroups]) {};
     if (is_capped(a)) {
       fold_leaves<true, kLeavesAtOnce>(a, logits, scale, begin, end, partials, keep_none);
     } else {
@@ -56,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(kLogpThreads, kBlocks)
 // Rows whose parts several blocks folded.
 extern "C" __global__ void __launch_bounds__(32)
     rlk_logp_fwd_merge(const __grid_constant__ Args a) {
-  const Int64 leaves = ceil_div(vocab(a), kLogpLeaf);
+  const auto leaves = static_cast<int>(leaves_of(a).count());
 #pragma unroll 1
   for (Int64 row = blockIdx.x; row < a.num_rows; row += gridDim.x) {
     const Int64 target = target_of(a, row);

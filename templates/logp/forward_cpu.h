@@ -24,11 +24,12 @@ RLK_INLINE float join(Chains c) { return (c[0] + c[1]) + (c[2] + c[3]); }
 // columns % 4 all to chain 0, joined as (0 + 1) + (2 + 3).
 RLK_INLINE void fold_leaf(const Args& a, Int64 row, Int64 leaf) {
   alignas(64) float z[kLeaf], factor[kLeaf];
-  const Int64 cols = min(kLeaf, vocab(a) - leaf * kLeaf);
+  const LogpLeaf of_leaf = leaves_of(a).at(leaf);
+  const Int64 cols = of_leaf.cols;
   const Int64 padded = ceil_div(cols, kLanes) * kLanes;
   const VecF scale = splat(inverse_temperature(a, row));
-  load_span(a.logits.data, leaf_offset(a, a.logits, row, leaf), a.logits.col_stride, kX, z, cols,
-            padded);
+  load_span(a.logits.data, offset_of(a, a.logits, row, of_leaf.begin), a.logits.col_stride, kX, z,
+            cols, padded);
   VecF largest = splat(-__builtin_inff());
 #pragma clang loop unroll(disable)
   for (Int64 v = 0; v < padded; v += kLanes) {
@@ -41,7 +42,7 @@ RLK_INLINE void fold_leaf(const Args& a, Int64 row, Int64 leaf) {
   float max = largest[0];
 #pragma clang loop unroll(full)
   for (int i = 1; i < kLanes; ++i) max = largest[i] > max ? largest[i] : max;
-  const Int64 target = a.target[a.first_row + row] - leaf * kLeaf;
+  const Int64 target = a.target[a.first_row + row] - of_leaf.begin;
   if (target >= 0 && target < cols) a.lane_target_logit[row] = z[target];
 
   const VecF base = base_of(splat(max));
@@ -88,7 +89,7 @@ extern "C" void rlk_logp_fwd_merge(const Args* args, Int64 begin, Int64 end) {
   const Args& a = *args;
 #pragma clang loop unroll(disable)
   for (Int64 item = begin; item < end; ++item) {
-    merge_rows(a, item * kLanes, ceil_div(vocab(a), kLeaf));
+    merge_rows(a, item * kLanes);
   }
 }
 

@@ -75,7 +75,7 @@ void launch_logp_cpu(const LoadedKernel& kernel, const LogpCall& call) {
   const ActiveRows active = active_rows(call, call.logits, vocab);
   LogpCpuArgs args = arguments(call, active, vocab);
   const bool all_active = active.num_active == active.num_rows;
-  const Int64 leaves = ceil_div(vocab, kLogpCpuLeaf);
+  const Int64 leaves = LogpLeaves<kLogpCpuLeaf>{vocab}.count();
   args.leaves_per_part = std::min(leaves, k_part_leaves);
   args.num_parts = ceil_div(leaves, args.leaves_per_part);
   const Int64 cost = std::min(vocab, args.leaves_per_part * kLogpCpuLeaf) * k_logit_cost;

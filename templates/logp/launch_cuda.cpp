@@ -37,7 +37,8 @@ Plan make_plan(Arena& arena, const LogpCall& call, int num_sms) {
     args.grad_logits = logp_cuda_matrix(call.grad_logits);
     args.unless_one = static_cast<const float*>(call.unless_one.data);
   }
-  const Int64 leaves = logp_num_leaves(args.vocab);
+  const Int64 leaves =
+      forward ? logp_num_leaves(args.vocab) : ceil_div(args.vocab, Int64{kLogpLeaf});
   const Int64 rows = std::max<Int64>(args.num_rows, 1);
   // A row of many leaves is worth more blocks where the rows alone do not fill the card.
   Int64 parts = rows < k_blocks_of_sm / 2 * num_sms ? ceil_div(k_blocks_of_sm * num_sms, rows) : 1;

@@ -13,10 +13,12 @@ using Args = LogpCpuArgs;
 constexpr Int64 kLeaf = kLogpCpuLeaf;
 static_assert(kLeaf % kLanes == 0);
 
-// Offset of a leaf of row `row` of the strip.
-RLK_INLINE Int64 leaf_offset(const Args& a, const LogpCpuMatrix& m, Int64 row, Int64 leaf) {
+RLK_INLINE LogpLeaves<kLogpCpuLeaf> leaves_of(const Args& a) { return {vocab(a)}; }
+
+// Offset of a column of row `row` of the strip.
+RLK_INLINE Int64 offset_of(const Args& a, const LogpCpuMatrix& m, Int64 row, Int64 col) {
   const Int64 at = m.offsets ? m.offsets[a.first_row + row] : output_row(a, row) * m.row_stride;
-  return at + leaf * kLeaf * m.col_stride;
+  return at + col * m.col_stride;
 }
 
 // Leaves [begin, end) of an item's part, and its row of the strip.
@@ -25,7 +27,7 @@ struct Part {
 };
 RLK_INLINE Part part_of(const Args& a, Int64 item) {
   const Int64 begin = item % a.num_parts * a.leaves_per_part;
-  return {item / a.num_parts, begin, min(begin + a.leaves_per_part, ceil_div(vocab(a), kLeaf))};
+  return {item / a.num_parts, begin, min(begin + a.leaves_per_part, leaves_of(a).count())};
 }
 
 RLK_INLINE float inverse_temperature(const Args& a, Int64 row) {

@@ -12,7 +12,8 @@
 // else both take half of the rows of each tile. Tiles are dealt out by the copying thread, from a
 // counter in memory or at a fixed distance, and passed on through a ring.
 //
-// A kernel calls run() with an epilogue of two functions, called by the warpgroup of a tile:
+// A kernel calls run() with an epilogue: first_col(position), B's first lane of a tile, and two
+// functions called by the warpgroup of a tile:
 // begin(tile, position) before its product, end(tile, position) with the accumulators, which it
 // reads through row(), col() and at() as those of LoopSm80.
 #pragma once
@@ -139,7 +140,7 @@ class LoopSm90 {
     __syncthreads();
     if (threadIdx.x < 128) {
       setmaxnreg_dec<40>();
-      if (threadIdx.x == 0) produce(work, shared, shared_address(stages));
+      if (threadIdx.x == 0) produce(work, shared, shared_address(stages), epilogue);
     } else {
       setmaxnreg_inc<232>();
       consume(work, shared, shared_address(stages), epilogue);
@@ -166,7 +167,9 @@ class LoopSm90 {
     }
   };
 
-  static RLK_DEVICE void produce(const Work& work, Shared& shared, unsigned stages) {
+  template <class Epilogue>
+  static RLK_DEVICE void produce(const Work& work, Shared& shared, unsigned stages,
+                                 const Epilogue& epilogue) {
     prefetch_tensormap(work.a);
     prefetch_tensormap(work.b);
     Turn<kStages> stage;
@@ -187,7 +190,7 @@ class LoopSm90 {
       // Asked for now, needed when this tile is copied.
       tile = gridDim.x + (counts ? atomicAdd(work.counter, 1u) : tile);
       const int lane_a = work.row0 + static_cast<int>(at.row) * kRows;
-      const int lane_b = static_cast<int>(at.col) * kCols;
+      const int lane_b = epilogue.first_col(at);
 #pragma unroll 1
       for (int k = 0; k < work.num_k; k += kK) {
         const unsigned full = shared_address(&shared.full[stage.index]);

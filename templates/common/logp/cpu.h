@@ -58,30 +58,71 @@ RLK_INLINE Logit logit(const Args& a, VecF dot, float bias, VecF inverse_tempera
 // A leaf of -inf alone: take 0 as its maximum, so that terms are exp(-inf) = 0 and not NaN.
 RLK_INLINE VecF base_of(VecF max) { return select(max == -__builtin_inff(), splat(0.0f), max); }
 
-// The results of a vector of rows: sums of all leaves, ascending, each scaled to the row's maximum.
-template <class Args>
-RLK_INLINE void merge_rows(const Args& a, Int64 row, Int64 leaves) {
-  VecF max = splat(-__builtin_inff());
-#pragma clang loop unroll(disable)
-  for (Int64 leaf = 0; leaf < leaves; ++leaf) {
-    const VecF m = load(a.partial_max + leaf * a.padded_rows + row);
-    max = select(m > max, m, max);
+// The sums of some columns of a vector of rows, about the columns' own maximum.
+struct Partial {
+  VecF max, sum, moment;
+};
+RLK_INLINE Partial no_columns() { return {splat(-__builtin_inff()), splat(0.0f), splat(0.0f)}; }
+
+// Of two parts of a row: the one of the smaller maximum is moved to the other's. Beside a part
+// without columns the other keeps its bits.
+RLK_INLINE Partial join(const Partial& a, const Partial& b, bool entropy) {
+  const auto first = a.max >= b.max;
+  Partial joined = no_columns();
+  joined.max = select(first, a.max, b.max);
+  const VecF below = select(first, b.max, a.max) - base_of(joined.max);
+  const VecF factor = exp(below), sum = select(first, b.sum, a.sum);
+  joined.sum = fma(sum, factor, select(first, a.sum, b.sum));
+  if (entropy) {
+    const VecF moved = fma(exponent_factor(below), sum, select(first, b.moment, a.moment));
+    joined.moment = fma(moved, factor, select(first, a.moment, b.moment));
   }
-  const VecF base = base_of(max);
-  const bool entropy = has_entropy(a);
-  VecF sum = splat(0.0f), moment = splat(0.0f);
+  return joined;
+}
+
+// Joins partials that come in order as a balanced tree.
+struct Tree {
+  bool entropy;
+  Int64 count;
+  Partial level[32];  // of 2^i partials each, where bit i of count is set
+
+  RLK_INLINE_MEMBER explicit Tree(bool entropy) : entropy(entropy), count(0) {}
+  RLK_INLINE_MEMBER void push(Partial partial) {
+    Int64 i = 0;
 #pragma clang loop unroll(disable)
-  for (Int64 leaf = 0; leaf < leaves; ++leaf) {
-    const Int64 at = leaf * a.padded_rows + row;
-    const VecF d = load(a.partial_max + at) - base;
-    const VecF s = load(a.partial_sum + at);
-    const VecF scale = exp(d);
-    sum = fma(s, scale, sum);
-    if (entropy) {
-      const VecF shifted = fma(exponent_factor(d), s, load(a.partial_moment + at));
-      moment = fma(shifted, scale, moment);
+    for (; count >> i & 1; ++i) partial = join(level[i], partial, entropy);
+    level[i] = partial;
+    ++count;
+  }
+  RLK_INLINE_MEMBER Partial total() const {
+    Partial sum = no_columns();
+#pragma clang loop unroll(disable)
+    for (Int64 i = 0; count >> i != 0; ++i) {
+      if (count >> i & 1) sum = join(level[i], sum, entropy);
     }
+    return sum;
   }
+};
+
+// The results of a vector of rows, from the partials of their leaves; leaves.h has the order.
+template <class Args>
+RLK_INLINE void merge_rows(const Args& a, Int64 row) {
+  const LogpLeaves<kLogpCpuLeaf> leaves{vocab(a)};
+  const bool entropy = has_entropy(a);
+  Tree segments(entropy);
+#pragma clang loop unroll(disable)
+  for (Int64 leaf = 0; leaf < leaves.count();) {
+    Tree tree(entropy);
+#pragma clang loop unroll(disable)
+    for (Int64 i = 0; i < leaves.of_segment(); ++i, ++leaf) {
+      const Int64 at = leaf * a.padded_rows + row;
+      tree.push({load(a.partial_max + at), load(a.partial_sum + at),
+                 entropy ? load(a.partial_moment + at) : splat(0.0f)});
+    }
+    segments.push(tree.total());
+  }
+  const Partial whole = segments.total();
+  const VecF max = whole.max, sum = whole.sum, moment = whole.moment;
   alignas(64) float out[5][kLanes];
   const VecF log_sum = log(sum);
   store(out[0], (load(a.lane_target_logit + row) - max) - log_sum);

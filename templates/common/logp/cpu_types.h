@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../type_codes.h"
+#include "leaves.h"
 #include "options.h"
 
 namespace rlk {

@@ -4,12 +4,16 @@
 #pragma once
 
 #include "common/cuda/device_error.h"
+#include "common/logp/leaves.h"
 #include "common/logp/options.h"
 
 namespace rlk {
 
 // Columns of vocabulary that a partial covers: the same for every dtype and target.
 constexpr int kLogpLeaf = 192;
+constexpr long long logp_num_leaves(long long vocab) {
+  return LogpLeaves<kLogpLeaf>{vocab}.count();
+}
 
 // Array of one value a row (or column of vocabulary); strides count elements and may be 0.
 struct LogpCudaArray {

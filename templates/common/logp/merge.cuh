@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the partials of a row's leaves become its results: segments of leaves ascending, then the
-// segments in order.
+// How the partials of a row's leaves become its results: common/logp/leaves.h has the order.
 #pragma once
 
 #include "common/cuda/device_error.cuh"
@@ -8,7 +7,7 @@
 
 namespace rlk {
 
-constexpr int kMergeSegments = 16;
+RLK_DEVICE LogpLeaves<kLogpLeaf> leaves_of(const LogpCudaRows& a) { return {vocab(a)}; }
 
 RLK_DEVICE void report_target(const LogpCudaRows& a, Int64 row, Int64 id) {
   DeviceError& error = *a.error;
@@ -20,65 +19,42 @@ RLK_DEVICE void report_target(const LogpCudaRows& a, Int64 row, Int64 id) {
   end_report(error, DeviceError::kIdOutOfRange);
 }
 
-// Partials of the leaves of one segment of a row, `pitch` apart.
-struct SegmentPartials {
-  const float *max, *sum, *moment;  // moment: or null
-  Int64 pitch;
-  int count;
+// The sums of some columns, about their own maximum.
+struct Partial {
+  float max, sum, moment;
 };
+RLK_DEVICE Partial no_columns() { return {-infinity(), 0.0f, 0.0f}; }
 
-// `partials` has those of all leaves.
-RLK_DEVICE SegmentPartials segment_of(SegmentPartials partials, int segment) {
-  const int length = (partials.count + kMergeSegments - 1) / kMergeSegments;
-  const int begin = segment * length;
-  partials.max += begin * partials.pitch;
-  partials.sum += begin * partials.pitch;
-  if (partials.moment) partials.moment += begin * partials.pitch;
-  partials.count = min(length, partials.count - begin);
-  return partials;
+// Of two parts of a row, in either order: the one of the smaller maximum is moved to the other's.
+// Beside a part without columns the other keeps its bits.
+RLK_DEVICE Partial join(const Partial& a, const Partial& b) {
+  const bool first = a.max >= b.max;
+  const float below = (first ? b.max : a.max) - base_of(first ? a.max : b.max);
+  const float factor = exp_f32(below), sum = first ? b.sum : a.sum;
+  Partial joined{first ? a.max : b.max, fma_rn(sum, factor, first ? a.sum : b.sum), 0.0f};
+  if constexpr (kMayHaveEntropy) {
+    const float moved = fma_rn(exponent_factor(below), sum, first ? b.moment : a.moment);
+    joined.moment = fma_rn(moved, factor, first ? a.moment : b.moment);
+  }
+  return joined;
 }
 
-RLK_DEVICE float max_of(const SegmentPartials& p) {
-  float max = -infinity();
-  // Four loads at once; beyond the segment's end they repeat its last leaf.
-#pragma unroll 1
-  for (int i = 0; i < p.count; i += 4) {
+// Of neighbouring lanes of a warp, as a balanced tree; all lanes of the warp call it.
+template <int kLanes>
+RLK_DEVICE Partial join_lanes(Partial own) {
 #pragma unroll
-    for (int l = 0; l < 4; ++l) max = max_f32(max, p.max[min(i + l, p.count - 1) * p.pitch]);
+  for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+    Partial other{shfl_xor(own.max, lanes), shfl_xor(own.sum, lanes), 0.0f};
+    if constexpr (kMayHaveEntropy) other.moment = shfl_xor(own.moment, lanes);
+    own = join(own, other);
   }
-  return max;
+  return own;
 }
 
-RLK_DEVICE float sum_of(const SegmentPartials& p, float base) {
-  float sum = 0.0f;
-#pragma unroll 1
-  for (int i = 0; i < p.count; i += 4) {
-#pragma unroll
-    for (int l = 0; l < 4; ++l) {
-      const Int64 at = min(i + l, p.count - 1) * p.pitch;
-      const float next = fma_rn(p.sum[at], exp_f32(p.max[at] - base), sum);
-      sum = i + l < p.count ? next : sum;
-    }
-  }
-  return sum;
-}
-
-RLK_DEVICE float moment_of(const SegmentPartials& p, float base) {
-  float moment = 0.0f;
-#pragma unroll 4
-  for (int i = 0; i < p.count; ++i) {
-    // The leaf's moment about its own maximum, moved to that of the row.
-    const float below = p.max[i * p.pitch] - base;
-    const float moved = fma_rn(exponent_factor(below), p.sum[i * p.pitch], p.moment[i * p.pitch]);
-    moment = fma_rn(moved, exp_f32(below), moment);
-  }
-  return moment;
-}
-
-// The results of an active row, from its maximum and its sums over all segments.
+// The results of an active row, from its sums over all columns.
 RLK_DEVICE void write_row(const LogpCudaRows& a, Int64 row, Int64 target, float target_logit,
-                          float max, float sum, float moment) {
-  float log_sum = log_f32(sum);
+                          const Partial& whole) {
+  float max = whole.max, log_sum = log_f32(whole.sum);
   float logp = nan();
   if (target >= 0 && target < vocab(a)) {
     logp = (target_logit - max) - log_sum;
@@ -88,7 +64,9 @@ RLK_DEVICE void write_row(const LogpCudaRows& a, Int64 row, Int64 target, float 
   }
   a.logp[row] = logp;
   if (a.lse) a.lse[row] = max + log_sum;
-  if (kMayHaveEntropy && a.entropy) a.entropy[row] = fma_rn(-moment, rcp_rn(sum), log_sum);
+  if (kMayHaveEntropy && a.entropy) {
+    a.entropy[row] = fma_rn(-whole.moment, rcp_rn(whole.sum), log_sum);
+  }
   if (!a.row_max) return;
   a.row_max[row] = max;
   a.row_log_sum[row] = log_sum;

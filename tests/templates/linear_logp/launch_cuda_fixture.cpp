@@ -72,7 +72,7 @@ void LaunchCudaTest::expect_sound_workspace(DType dtype) {
     }
     const LinearLogpCudaArgs& args = step.args;
     const Int64 rows = std::max<Int64>(args.num_rows, 1);
-    const Int64 leaves = ceil_div(args.vocab, kLogpLeaf);
+    const Int64 leaves = logp_num_leaves(args.vocab);
     add("rows", args.rows, (args.num_rows + 1) * 8);
     EXPECT_EQ(args.num_active, args.rows == nullptr ? nullptr : args.rows + args.num_rows);
     add("partial_max", args.partial_max, leaves * args.strip_rows * 4);

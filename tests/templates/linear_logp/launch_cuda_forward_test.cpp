@@ -10,9 +10,9 @@ using LaunchCudaForwardTest = LaunchCudaTest;
 TEST_F(LaunchCudaForwardTest, AlignedOperandsAreReadInPlace) {
   const auto all = run(CudaCase{});
   ASSERT_EQ(names(), "main merge");
-  // 4 tiles of 256 rows by 6 leaves; a block of merge takes 32 rows.
-  EXPECT_EQ(all[0].blocks, 4u * 6);
-  EXPECT_EQ(all[1].blocks, 1024u / 32);
+  // 4 tiles of 256 rows by 8 leaves.
+  EXPECT_EQ(all[0].blocks, 4u * 8);
+  EXPECT_EQ(all[1].blocks, 1024u / kLinearLogpMergeRows);
   EXPECT_TRUE(fake_.memsets.empty());
   for (const CudaStep& step : all) {
     const LinearLogpCudaArgs& args = step.args;
@@ -93,7 +93,7 @@ TEST_F(LaunchCudaForwardTest, EveryTargetAndTypeKeepsToItsSharedMemory) {
       EXPECT_EQ(static_cast<int>(all[0].shared_bytes), most) << name(target);
       EXPECT_LE(most, shared_limit_bytes(target)) << name(target);
       const unsigned tile_rows = dtype == DType::f32 ? 64 : 256;
-      EXPECT_EQ(all[0].blocks, ceil_div(1000, tile_rows) * 6);
+      EXPECT_EQ(all[0].blocks, ceil_div(1000, tile_rows) * 8);
     }
   }
 }
@@ -101,7 +101,7 @@ TEST_F(LaunchCudaForwardTest, EveryTargetAndTypeKeepsToItsSharedMemory) {
 // Each strip takes the rows after the one before it, until all are taken.
 void expect_strips(const std::vector<CudaStep>& all, const CudaCase& wanted, Int64 tile_rows) {
   ASSERT_EQ(all.size() % 2, 0u);
-  const Int64 leaves = ceil_div(wanted.vocab, kLogpLeaf);
+  const Int64 leaves = logp_num_leaves(wanted.vocab);
   Int64 next = 0;
   for (std::size_t i = 0; i < all.size(); i += 2) {
     const LinearLogpCudaArgs& args = all[i].args;
@@ -116,7 +116,7 @@ void expect_strips(const std::vector<CudaStep>& all, const CudaCase& wanted, Int
     const Int64 num_rows = std::min<Int64>(args.strip_rows, wanted.rows - next);
     ASSERT_EQ(Int64{all[i].blocks}, ceil_div(num_rows, tile_rows) * leaves);
     ASSERT_LT(Int64{all[i].blocks}, Int64{1} << 31);
-    ASSERT_EQ(Int64{all[i + 1].blocks}, args.strip_rows / 32);
+    ASSERT_EQ(Int64{all[i + 1].blocks}, args.strip_rows / kLinearLogpMergeRows);
     if (args.strip_rows > tile_rows) {
       const Int64 partial_bytes = wanted.has_entropy ? 12 : 8;
       EXPECT_LE(args.strip_rows * leaves * partial_bytes,
@@ -155,7 +155,7 @@ TEST_F(LaunchCudaForwardTest, SmallestSizes) {
       const auto all = run({.rows = 1, .vocab = vocab, .dim = dim, .ignore_index = -100});
       EXPECT_EQ(names(), dim == 8 ? "main merge" : "pack pack main merge");
       const CudaStep& main = all[all.size() - 2];
-      EXPECT_EQ(main.blocks, vocab > 192 ? 2u : 1u);
+      EXPECT_EQ(main.blocks, std::min<Int64>(vocab, 8)) << "a segment has a leaf";
       EXPECT_EQ(main.args.hidden_pitch, dim == 8 ? 0 : round_up(dim, 8)) << "one row has no stride";
     }
   }
@@ -195,7 +195,7 @@ TEST_F(LaunchCudaForwardTest, ARefusedStepNamesItsEntryAndEndsTheCall) {
   fake_.fail_at = 2;
   fake_.fail_code = runtime::cuda::result::invalid_value;
   const auto text = what<DriverError>([&] { run(CudaCase{.ignore_index = -100}); });
-  EXPECT_NE(text.find("rlk_linear_logp_fwd_main of 24x1x1 blocks"), text.npos) << text;
+  EXPECT_NE(text.find("rlk_linear_logp_fwd_main of 32x1x1 blocks"), text.npos) << text;
   EXPECT_EQ(names(), "rows");
 }
 
