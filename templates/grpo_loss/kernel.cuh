@@ -18,7 +18,7 @@
 //                            of dynamic shared memory
 //
 // A block keeps what fits of its row in shared memory between the row's two looks, and reads the
-// rest again. While one warp merges the row, the others ask L2 for the next one.
+// rest again. While the row is merged, L2 is asked for the next one.
 #include "grpo_loss/cuda_args.h"
 constexpr long long kEntropy = 0;
 // The loss's own: one thread a row asks for them, so none is worth a kernel of its own.
@@ -61,19 +61,17 @@ struct KeptRow {
 
 RLK_DEVICE KeptRow kept_row(const GrpoArgs& a, Int64 row) {
   const T* const from = row_of(a.logits, row);
-  const bool has_quads = a.logits.col_stride == 1 && address(from) % (4 * sizeof(T)) == 0 &&
-                         leaves_of(a).segment() % 4 == 0;
   // As the row lies in memory, so that what is aligned there is so here.
   const auto offset = static_cast<unsigned>(grpo_fixed_bytes(num_leaves(a)) - 16) +
                       static_cast<unsigned>(address(from) % 16);
   return {from, shared_address(shared_memory) + offset,
-          has_quads ? static_cast<int>(a.num_kept) : 0};
+          leaf_row(a, from).has_quads ? static_cast<int>(a.num_kept) : 0};
 }
 
 template <bool kCap>
 RLK_DEVICE void fold_row(const GrpoArgs& a, Int64 row) {
   const KeptRow kept = kept_row(a, row);
-  const LeafRow logits{kept.from, a.logits.col_stride, static_cast<int>(threadIdx.x % kLeafLanes)};
+  const LeafRow logits = leaf_row(a, kept.from);
   const unsigned lane = kept.at + 4 * sizeof(T) * logits.lane;
   const auto keep = [&](int leaf, const LogpLeaf& cols, const Quad(&q)[kGroups]) {
     if (leaf >= kept.num_leaves) return;
@@ -133,10 +131,11 @@ RLK_DEVICE void look_at_active_row(const GrpoArgs& a, Int64 row) {
   }
   __syncthreads();
   const int thread = threadIdx.x;
+  if (thread >= 64) prefetch_row(a, row + a.num_resident);
+  join_segments(a, shared_partials(a));
+  __syncthreads();
   if (thread < 32) {
     merge_row(a, row, target_of(a, row), shared_partials(a));
-  } else if (thread >= 64) {
-    prefetch_row(a, row + a.num_resident);
   } else if (thread == 32) {
     shared_token() = token_of(a.loss, row);
   }

@@ -32,6 +32,7 @@ struct Fold {
 
   RLK_DEVICE LogpLeaf cols_of(TilePosition at) const { return leaves_of(a).at(at.col); }
   RLK_DEVICE int first_col(TilePosition at) const { return static_cast<int>(cols_of(at).begin); }
+  RLK_DEVICE int num_cols(TilePosition at) const { return cols_of(at).cols; }
 
   RLK_DEVICE void begin(Sm90Loop& tile, TilePosition at) {
     FoldShared& s = shared[tile.group()];
@@ -114,7 +115,7 @@ struct Fold {
           [&](auto i) { scale[i] = s.scale[tile.row(i) - tile.first_row()]; });
       for_each(tile, [&](auto i, float z) { return z * scale[i]; });
     }
-    const int num_cols = cols_of(at).cols;
+    const int num_cols = this->num_cols(at);
     if (num_cols >= kLogpLeaf) return;
 #pragma unroll
     for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {

@@ -22,36 +22,32 @@ struct LeafRow {
   const T* data;
   Int64 col_stride;
   int lane;
-
-  // Whether the leaf's columns come in fours, each one aligned access.
-  RLK_DEVICE bool has_quads(const LogpLeaf& leaf) const {
-    return col_stride == 1 && leaf.cols % 4 == 0 &&
-           address(data + leaf.begin) % (4 * sizeof(T)) == 0;
-  }
+  bool has_quads;  // four columns of a segment are one aligned access
 };
+
+RLK_DEVICE LeafRow leaf_row(const Args& a, const T* data) {
+  return {data, a.logits.col_stride, static_cast<int>(threadIdx.x % kLeafLanes),
+          a.logits.col_stride == 1 && address(data) % (4 * sizeof(T)) == 0 &&
+              leaves_of(a).segment() % 4 == 0};
+}
 
 RLK_DEVICE void load_leaf(const LeafRow& row, const LogpLeaf& leaf, Quad (&q)[kGroups]) {
   const Int64 col = leaf.begin + 4 * row.lane;
-  const int cols = leaf.cols;
-  if (cols < kLogpLeaf) {
+  const int left = leaf.cols - 4 * row.lane;
+  if (row.has_quads && leaf.cols % 4 == 0) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int w = 0; w < int{sizeof(T)}; ++w) q[g].words[w] = 0;
-    }
-  }
-  if (row.has_quads(leaf)) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      if (64 * g + 4 * row.lane < cols) ld_stream(q[g].words, row.data + (col + 64 * g));
+      if (64 * g < left) ld_stream(q[g].words, row.data + (col + 64 * g));
     }
     return;
   }
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
+    for (int w = 0; w < int{sizeof(T)}; ++w) q[g].words[w] = 0;
+#pragma unroll
     for (int e = 0; e < 4; ++e) {
-      if (64 * g + 4 * row.lane + e >= cols) continue;
+      if (64 * g + e >= left) continue;
       const T x = row.data[(col + 64 * g + e) * row.col_stride];
       if constexpr (kX == kFloat32) {
         q[g].words[e] = __float_as_uint(x);
@@ -109,6 +105,15 @@ RLK_DEVICE Partial fold_leaf(const Args& a, const Quad (&q)[kGroups], float scal
 // Partials of a row's leaves, in shared or global memory.
 struct Partials {
   float *max, *sum, *moment;
+
+  RLK_DEVICE Partial get(int leaf, bool entropy) const {
+    return {max[leaf], sum[leaf], entropy ? moment[leaf] : 0.0f};
+  }
+  RLK_DEVICE void set(int leaf, const Partial& partial, bool entropy) const {
+    max[leaf] = partial.max;
+    sum[leaf] = partial.sum;
+    if (entropy) moment[leaf] = partial.moment;
+  }
 };
 
 // Leaves [begin, end) of a row, by the whole block. A warp takes 2 * kAtOnce neighbours at
@@ -152,41 +157,42 @@ RLK_DEVICE void fold_leaves(const Args& a, const LeafRow& row, float scale, int 
       if (leaf < end) keep(leaf, cols[u], now[u]);
       const Partial partial = fold_leaf<kCap>(a, now[u], scale, row.lane, cols[u].cols, entropy);
       if (row.lane != 0 || leaf >= end) continue;
-      to.max[leaf] = partial.max;
-      to.sum[leaf] = partial.sum;
-      if (entropy) to.moment[leaf] = partial.moment;
+      to.set(leaf, partial, entropy);
     }
   }
 }
 
-// The sums of a row, by one warp, which joins the leaves' partials in place: neighbours, then pairs
-// of neighbours, and so on within each segment, then the segments.
-RLK_DEVICE Partial join_leaves(const Args& a, const Partials& at) {
+// Joins the partials of each segment of a row where its first one lies, by the whole block, a warp
+// a segment. A lane joins four neighbours and the lanes join as a tree, of 128 leaves; a tree of
+// such groups is kept over the lanes. Beyond 4096 leaves the groups of a lane are joined in order.
+RLK_DEVICE void join_segments(const Args& a, const Partials& at) {
   const LogpLeaves<kLogpLeaf> leaves = leaves_of(a);
   const auto of_segment = static_cast<int>(leaves.of_segment());
-  const int lane = threadIdx.x % 32, count = static_cast<int>(leaves.count());
+  const auto count = static_cast<int>(leaves.count());
+  const int lane = threadIdx.x % 32;
   const bool entropy = kMayHaveEntropy && at.moment != nullptr;
-  const auto load = [&](int leaf) -> Partial {
-    return {at.max[leaf], at.sum[leaf], entropy ? at.moment[leaf] : 0.0f};
-  };
 #pragma unroll 1
-  for (int step = 1; step < of_segment; step *= 2) {
-    const int pairs = (of_segment + step - 1) / (2 * step);  // of a segment
+  for (int first = static_cast<int>(threadIdx.x / 32) * of_segment; first < count;
+       first += static_cast<int>(blockDim.x / 32) * of_segment) {
+    Partial whole = no_columns();
 #pragma unroll 1
-    for (int i = lane; i < count / of_segment * pairs; i += 32) {
-      const int leaf = i / pairs * of_segment + i % pairs * (2 * step);
-      const Partial joined = join(load(leaf), load(leaf + step));
-      at.max[leaf] = joined.max;
-      at.sum[leaf] = joined.sum;
-      if (entropy) at.moment[leaf] = joined.moment;
+    for (int group = 0; group * 128 < of_segment; ++group) {
+      Partial run[4];
+#pragma unroll
+      for (int l = 0; l < 4; ++l) {
+        const int i = group * 128 + lane * 4 + l;
+        run[l] = no_columns();
+        if (i < of_segment) run[l] = at.get(first + i, entropy);
+      }
+      const Partial joined = join_lanes<32>(join(join(run[0], run[1]), join(run[2], run[3])));
+      if (lane == group % 32) whole = join(whole, joined);
     }
-    __syncwarp();
+    if (of_segment > 128) whole = join_lanes<32>(whole);
+    if (lane == 0) at.set(first, whole, entropy);
   }
-  const int segment = lane * of_segment;
-  return join_lanes<kLogpSegments>(segment < count ? load(segment) : no_columns());
 }
 
-// The results of a row, by one warp.
+// The results of a row whose segments are joined, by one warp.
 RLK_DEVICE void merge_row(const Args& a, Int64 row, Int64 target, const Partials& from) {
   const int lane = threadIdx.x % 32;
   float target_logit = 0.0f;
@@ -198,7 +204,11 @@ RLK_DEVICE void merge_row(const Args& a, Int64 row, Int64 target, const Partials
     target_logit = is_capped(a) ? finish_logit<true>(a, start, scale, slope)
                                 : finish_logit<false>(a, start, scale, slope);
   }
-  const Partial whole = join_leaves(a, from);
+  const LogpLeaves<kLogpLeaf> leaves = leaves_of(a);
+  const Int64 segment = Int64{lane} * leaves.of_segment();
+  const bool entropy = kMayHaveEntropy && from.moment != nullptr;
+  const Partial whole = join_lanes<kLogpSegments>(
+      segment < leaves.count() ? from.get(static_cast<int>(segment), entropy) : no_columns());
   if (lane == 0) write_row(a, row, target, target_logit, whole);
 }
 

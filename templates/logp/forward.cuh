@@ -35,8 +35,7 @@ extern "C" __global__ void __launch_bounds__(kLogpThreads, kBlocks)
                                   ? Partials{shared_partials, shared_partials + leaves,
                                              has_moment ? shared_partials + 2 * leaves : nullptr}
                                   : workspace_partials(a, row, leaves);
-    const T* const data = row_of(a.logits, row);
-    const LeafRow logits{data, a.logits.col_stride, static_cast<int>(threadIdx.x % kLeafLanes)};
+    const LeafRow logits = leaf_row(a, row_of(a.logits, row));
     const int end = min(begin + static_cast<int>(a.part_leaves), leaves);
     const float scale = scale_of(a, row);
     const auto keep_none = [](int, const LogpLeaf&, const Quad(&)[kGroups]) {};
@@ -47,19 +46,25 @@ extern "C" __global__ void __launch_bounds__(kLogpThreads, kBlocks)
     }
     if (!is_shared) continue;
     __syncthreads();
+    join_segments(a, partials);
+    __syncthreads();
     if (threadIdx.x < 32) merge_row(a, row, target, partials);
     __syncthreads();
   }
 }
 
 // Rows whose parts several blocks folded.
-extern "C" __global__ void __launch_bounds__(32)
+extern "C" __global__ void __launch_bounds__(kLogpThreads)
     rlk_logp_fwd_merge(const __grid_constant__ Args a) {
-  const auto leaves = static_cast<int>(leaves_of(a).count());
+  const Int64 leaves = leaves_of(a).count();
 #pragma unroll 1
   for (Int64 row = blockIdx.x; row < a.num_rows; row += gridDim.x) {
     const Int64 target = target_of(a, row);
-    if (is_active(a, row, target)) merge_row(a, row, target, workspace_partials(a, row, leaves));
+    if (!is_active(a, row, target)) continue;
+    const Partials partials = workspace_partials(a, row, leaves);
+    join_segments(a, partials);
+    __syncthreads();
+    if (threadIdx.x < 32) merge_row(a, row, target, partials);
   }
 }
 

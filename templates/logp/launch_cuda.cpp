@@ -110,7 +110,7 @@ void launch_logp_cuda(const LoadedKernel& kernel, const LogpCall& call,
   const Int64 leaves = logp_num_leaves(args.vocab);
   launch(1, args.num_rows * args.num_parts, kLogpThreads, args,
          is_shared ? logp_partial_bytes(leaves, plan.has_entropy) : 0);
-  if (forward && !is_shared) launch(2, args.num_rows, 32, args);
+  if (forward && !is_shared) launch(2, args.num_rows, kLogpThreads, args);
 }
 
 }  // namespace rlk

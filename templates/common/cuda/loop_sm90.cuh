@@ -12,8 +12,8 @@
 // else both take half of the rows of each tile. Tiles are dealt out by the copying thread, from a
 // counter in memory or at a fixed distance, and passed on through a ring.
 //
-// A kernel calls run() with an epilogue: first_col(position), B's first lane of a tile, and two
-// functions called by the warpgroup of a tile:
+// A kernel calls run() with an epilogue: first_col(position) and num_cols(position), B's lanes of a
+// tile, of which the product is made at least, and two functions called by the warpgroup of a tile:
 // begin(tile, position) before its product, end(tile, position) with the accumulators, which it
 // reads through row(), col() and at() as those of LoopSm80.
 #pragma once
@@ -63,16 +63,16 @@ template <int kX>
 struct Wgmma;
 template <>
 struct Wgmma<kBfloat16> {
-  template <int kLanesA, int kLanesB>
+  template <int kN, int kLanesA, int kLanesB>
   static RLK_DEVICE void run(float (&c)[96], unsigned long long a, unsigned long long b, int add) {
-    wgmma_m64n192k16_bf16<kLanesA, kLanesB>(c, a, b, add);
+    wgmma_m64k16_bf16<kN, kLanesA, kLanesB>(c, a, b, add);
   }
 };
 template <>
 struct Wgmma<kFloat16> {
-  template <int kLanesA, int kLanesB>
+  template <int kN, int kLanesA, int kLanesB>
   static RLK_DEVICE void run(float (&c)[96], unsigned long long a, unsigned long long b, int add) {
-    wgmma_m64n192k16_f16<kLanesA, kLanesB>(c, a, b, add);
+    wgmma_m64k16_f16<kN, kLanesA, kLanesB>(c, a, b, add);
   }
 };
 
@@ -231,7 +231,14 @@ class LoopSm90 {
       epilogue.begin(tile, position);
       // In ping-pong the tensor cores are one warpgroup's at a time, in the order of the copies.
       if (kPingPong) bar_sync(1 + group, 256);
-      tile.multiply(shared, stages, num_steps, stage, group);
+      const int num_cols = epilogue.num_cols(position);
+      if (num_cols <= 64) {
+        tile.template multiply<64>(shared, stages, num_steps, stage, group);
+      } else if (num_cols <= 128) {
+        tile.template multiply<128>(shared, stages, num_steps, stage, group);
+      } else {
+        tile.template multiply<kCols>(shared, stages, num_steps, stage, group);
+      }
       if (kPingPong) stage.advance(num_steps);
       epilogue.end(tile, position);
     }
@@ -243,13 +250,16 @@ class LoopSm90 {
     if (thread_index() % 32 == 0) mbarrier_arrive(shared_address(&barrier));
   }
 
+  // Of the tile's first kN columns.
+  template <int kN>
   RLK_DEVICE void multiply(Shared& shared, unsigned stages, int num_steps, Turn<kStages>& stage,
                            int group) {
     constexpr int kBlocks = kRowsOfGroup / 64;
     const unsigned offset_a = (kPingPong ? 0 : group) * (kRowsOfGroup * kK * 2);
     int before = stage.index;
+    int step = 0;
 #pragma unroll 1
-    for (int step = 0; step < num_steps; ++step) {
+    do {  // there is a first step: without it accumulators would have values of two origins
       mbarrier_wait(shared_address(&shared.full[stage.index]), stage.parity);
       if (kPingPong && step + 1 == num_steps) bar_arrive(1 + (group ^ 1), 256);
       const unsigned panel = stages + stage.index * kStageBytes;
@@ -260,7 +270,7 @@ class LoopSm90 {
       for (int k = 0; k < kK / 16; ++k) {
 #pragma unroll
         for (int m = 0; m < kBlocks; ++m) {
-          Wgmma<kX>::template run<PanelA::kAlongLanes, PanelB::kAlongLanes>(
+          Wgmma<kX>::template run<kN, PanelA::kAlongLanes, PanelB::kAlongLanes>(
               c_[m], a + m * PanelA::kNext64Lanes + k * PanelA::kNext16Terms,
               b + k * PanelB::kNext16Terms, step + k);
         }
@@ -270,7 +280,7 @@ class LoopSm90 {
       if (step > 0) release(shared.empty[before]);
       before = stage.index;
       stage.next();
-    }
+    } while (++step < num_steps);
     wgmma_wait_group<0>();
     release(shared.empty[before]);
   }

@@ -81,40 +81,60 @@ RLK_DEVICE void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// c = a * b, plus c where `add` is not 0: a 64 x 16 and b 16 x 192 by shared memory descriptors.
-// kLanesA, kLanesB: 1 where the operand runs along its lanes in shared memory, 0 along the terms.
-#define RLK_ACC8(c, i)                                                                        \
+// The first kN columns of c = a * b, plus c where `add` is not 0: a 64 x 16 and b 16 x kN by shared
+// memory descriptors. kLanesA, kLanesB: 1 where the operand runs along its lanes in shared memory,
+// 0 along the terms.
+#define RLK_ACC8(i)                                                                           \
   "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
       "+f"(c[i + 6]), "+f"(c[i + 7])
-#define RLK_WGMMA_M64N192K16(type)                                                           \
-  asm volatile(                                                                              \
-      "{ .reg .pred p; setp.ne.b32 p, %98, 0; "                                              \
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type                           \
-      " {"                                                                                   \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "                                   \
-      "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "                         \
-      "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "                         \
-      "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                         \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "                         \
-      "%60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, "                         \
-      "%72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, "                         \
-      "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                        \
-      "%96, %97, p, 1, 1, %99, %100; }"                                                      \
-      : RLK_ACC8(c, 0), RLK_ACC8(c, 8), RLK_ACC8(c, 16), RLK_ACC8(c, 24), RLK_ACC8(c, 32),   \
-        RLK_ACC8(c, 40), RLK_ACC8(c, 48), RLK_ACC8(c, 56), RLK_ACC8(c, 64), RLK_ACC8(c, 72), \
-        RLK_ACC8(c, 80), RLK_ACC8(c, 88)                                                     \
+#define RLK_ACC32(i) RLK_ACC8(i), RLK_ACC8(i + 8), RLK_ACC8(i + 16), RLK_ACC8(i + 24)
+#define RLK_TEXT32                                     \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, " \
+  "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define RLK_TEXT64                                            \
+  RLK_TEXT32                                                  \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, " \
+  "%43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "   \
+  "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RLK_TEXT96                                            \
+  RLK_TEXT64                                                  \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, " \
+  "%75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "   \
+  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+// All accumulators are operands whatever kN is, so that the compiler keeps them where they are.
+#define RLK_WGMMA(n, type, text)                                               \
+  asm volatile(                                                                \
+      "{ .reg .pred p; setp.ne.b32 p, %98, 0; "                                \
+      "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" text \
+      "}, %96, %97, p, 1, 1, %99, %100; }"                                     \
+      : RLK_ACC32(0), RLK_ACC32(32), RLK_ACC32(64)                             \
       : "l"(a), "l"(b), "r"(add), "n"(kLanesA), "n"(kLanesB))
-template <int kLanesA, int kLanesB>
-RLK_DEVICE void wgmma_m64n192k16_bf16(float (&c)[96], unsigned long long a, unsigned long long b,
-                                      int add) {
-  RLK_WGMMA_M64N192K16("bf16");
+#define RLK_WGMMA_M64K16(type)          \
+  if constexpr (kN == 64) {             \
+    RLK_WGMMA("64", type, RLK_TEXT32);  \
+  } else if constexpr (kN == 128) {     \
+    RLK_WGMMA("128", type, RLK_TEXT64); \
+  } else {                              \
+    static_assert(kN == 192);           \
+    RLK_WGMMA("192", type, RLK_TEXT96); \
+  }
+template <int kN, int kLanesA, int kLanesB>
+RLK_DEVICE void wgmma_m64k16_bf16(float (&c)[96], unsigned long long a, unsigned long long b,
+                                  int add) {
+  RLK_WGMMA_M64K16("bf16");
 }
-template <int kLanesA, int kLanesB>
-RLK_DEVICE void wgmma_m64n192k16_f16(float (&c)[96], unsigned long long a, unsigned long long b,
-                                     int add) {
-  RLK_WGMMA_M64N192K16("f16");
+template <int kN, int kLanesA, int kLanesB>
+RLK_DEVICE void wgmma_m64k16_f16(float (&c)[96], unsigned long long a, unsigned long long b,
+                                 int add) {
+  RLK_WGMMA_M64K16("f16");
 }
-#undef RLK_WGMMA_M64N192K16
+#undef RLK_WGMMA_M64K16
+#undef RLK_WGMMA
+#undef RLK_TEXT96
+#undef RLK_TEXT64
+#undef RLK_TEXT32
+#undef RLK_ACC32
 #undef RLK_ACC8
 
 }  // namespace rlk

@@ -21,6 +21,8 @@ struct GemmArgs {
 
 struct Store {
   const GemmArgs& g;
+  RLK_DEVICE int first_col(TilePosition at) const { return static_cast<int>(at.col) * Loop::kCols; }
+  RLK_DEVICE int num_cols(TilePosition at) const { return g.n - first_col(at); }
   RLK_DEVICE void begin(Loop&, TilePosition) {}
   RLK_DEVICE void end(Loop& tile, TilePosition at) {
     unrolled<Loop::kRowsOfThread>([&](auto i) {
