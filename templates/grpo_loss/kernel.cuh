@@ -40,7 +40,7 @@ constexpr int kGradientsAtOnce = kIsCapRunTime ? 1 : 2;
 // Of the next row, while memory has nothing else to do.
 constexpr Int64 kPrefetchBytes = 64 << 10;
 
-RLK_DEVICE int num_leaves(const GrpoArgs& a) { return static_cast<int>(leaves_of(a).count()); }
+RLK_DEVICE int num_leaves(const GrpoArgs& a) { return leaves_of(a).count(); }
 
 RLK_DEVICE TokenInput& shared_token() {
   static_assert(sizeof(TokenInput) <= kGrpoTokenBytes);

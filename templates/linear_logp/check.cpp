@@ -2,6 +2,7 @@
 // Stage 2 of linear_logp: shapes, dtypes, devices and plain values.
 #include "runtime/error.hpp"
 #include "templates/common/expect.hpp"
+#include "templates/common/logp/leaves.h"
 #include "templates/linear_logp/op.hpp"
 
 #include <algorithm>
@@ -26,8 +27,8 @@ void check_operands(const LinearLogpCall& call) {
   }
   expect_device(weight, "hidden");
   const std::int64_t dim = h.shape[h.rank - 1];
-  if (w.rank == 2 && std::max(w.shape[0], dim) > k_largest_size) {
-    weight.fail("V and D of at most 2^40", text(w.dims()));
+  if (w.rank == 2 && (w.shape[0] > kLogpMostColumns || dim > k_largest_size)) {
+    weight.fail("V below 2^31 and D of at most 2^40", text(w.dims()));
   }
   if (w.rank == 2 && w.shape[1] == dim && w.shape[0] > 0 && dim > 0) return;
   const char* hint = "";

@@ -31,7 +31,7 @@ struct Fold {
   int num_rows;  // of the strip
 
   RLK_DEVICE LogpLeaf cols_of(TilePosition at) const { return leaves_of(a).at(at.col); }
-  RLK_DEVICE int first_col(TilePosition at) const { return static_cast<int>(cols_of(at).begin); }
+  RLK_DEVICE int first_col(TilePosition at) const { return cols_of(at).begin; }
   RLK_DEVICE int num_cols(TilePosition at) const { return cols_of(at).cols; }
 
   RLK_DEVICE void begin(Sm90Loop& tile, TilePosition at) {
@@ -57,7 +57,7 @@ struct Fold {
     if (!a.bias.data) return;
 #pragma unroll 1
     for (int i = t; i < Sm90Loop::kCols; i += 128) {
-      const Int64 col = min(leaf.begin + i, vocab(a) - 1);
+      const Int64 col = min<Int64>(leaf.begin + i, vocab(a) - 1);
       s.bias[i] = read_float(a.bias.data, col * a.bias.stride, a.bias.type);
     }
   }

@@ -44,7 +44,7 @@ class Tree {
 constexpr int kMergeLanes = 32;
 RLK_DEVICE Partial merge_run(const Args& a, Int64 strip_row, int lane) {
   const LogpLeaves<kLogpLeaf> leaves = leaves_of(a);
-  const auto of_segment = static_cast<int>(leaves.of_segment());
+  const int of_segment = leaves.of_segment();
   int run = 1;
 #pragma unroll 1
   while (run * 4 < of_segment) run *= 2;

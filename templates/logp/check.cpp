@@ -2,6 +2,7 @@
 // Shapes, dtypes and devices of logp's arguments, and whether logits may be written over.
 #include "runtime/error.hpp"
 #include "templates/common/expect.hpp"
+#include "templates/common/logp/leaves.h"
 #include "templates/logp/op.hpp"
 
 #include <algorithm>
@@ -10,9 +11,6 @@
 
 namespace rlk {
 namespace {
-
-// Only a broadcast tensor can be larger.
-constexpr std::int64_t k_largest_size = std::int64_t{1} << 40;
 
 // Whether no two elements share memory, as far as strides tell: each axis steps over all of those
 // with smaller strides.
@@ -41,8 +39,8 @@ void check_logits(const LogpCall& call) {
   expect_present(logits);
   expect_present({call, call.target, "target"});
   expect_storage(logits);
-  if (call.logits.rank < 1 || call.vocab() < 1 || call.vocab() > k_largest_size) {
-    fail_shape(logits, "[..., V] with V from 1 to 2^40");
+  if (call.logits.rank < 1 || call.vocab() < 1 || call.vocab() > kLogpMostColumns) {
+    fail_shape(logits, "[..., V] with V from 1 to 2^31 - 1");
   }
   check_logp_rows(call, call.logits, "logits");
 }

@@ -32,7 +32,12 @@ RLK_DEVICE LeafRow leaf_row(const Args& a, const T* data) {
 }
 
 RLK_DEVICE void load_leaf(const LeafRow& row, const LogpLeaf& leaf, Quad (&q)[kGroups]) {
-  const Int64 col = leaf.begin + 4 * row.lane;
+  const Int64 col = Int64{leaf.begin} + 4 * row.lane;
+  if (row.has_quads && leaf.cols >= kLogpLeaf) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) ld_stream(q[g].words, row.data + (col + 64 * g));
+    return;
+  }
   const int left = leaf.cols - 4 * row.lane;
   if (row.has_quads && leaf.cols % 4 == 0) {
 #pragma unroll
@@ -63,9 +68,13 @@ RLK_DEVICE Partial fold_leaf(const Args& a, const Quad (&q)[kGroups], float scal
                              int cols, bool entropy) {
   float z[4 * kGroups];
 #pragma unroll
-  for (int i = 0; i < 4 * kGroups; ++i) {
-    float slope;
-    z[i] = finish_logit<kCap>(a, scaled(a, q[i / 4].get(i % 4)), scale, slope);
+  for (int i = 0; i < 4 * kGroups; ++i) z[i] = scaled(a, q[i / 4].get(i % 4));
+  if (kCap || scale != 1.0f) {  // the same in all lanes of a row
+#pragma unroll
+    for (int i = 0; i < 4 * kGroups; ++i) {
+      float slope;
+      z[i] = finish_logit<kCap>(a, z[i], scale, slope);
+    }
   }
   if (cols < kLogpLeaf) {
 #pragma unroll
@@ -116,6 +125,40 @@ struct Partials {
   }
 };
 
+// A place among the leaves that moves without a division.
+class LeafCursor {
+ public:
+  RLK_DEVICE LeafCursor(const LogpLeaves<kLogpLeaf>& leaves, int leaf)
+      : begin_(leaves.at(leaf).begin),
+        left_(leaves.segment() - leaf % leaves.of_segment() * kLogpLeaf) {}
+
+  RLK_DEVICE void move(const LogpLeaves<kLogpLeaf>& leaves, int num_leaves) {
+    const int of_segment = leaves.of_segment() * kLogpLeaf;
+    const int beyond = of_segment - leaves.segment();
+    begin_ += num_leaves * kLogpLeaf;
+    left_ -= num_leaves * kLogpLeaf;
+    const auto cross = [&] {
+      left_ += of_segment;
+      begin_ -= beyond;
+    };
+    if (left_ <= -beyond) cross();
+    if (of_segment >= num_leaves * kLogpLeaf) return;  // more than one segment is rare
+#pragma unroll 1
+    while (left_ <= -beyond) cross();
+  }
+  RLK_DEVICE LogpLeaf leaf(const LogpLeaves<kLogpLeaf>& leaves) const {
+    int cols = min(left_, kLogpLeaf);
+    if (leaves.vocab % kLogpSegments != 0) {  // the last segment is shorter
+      cols = min(static_cast<int>(leaves.vocab) - begin_, cols);
+    }
+    return {begin_, cols};
+  }
+
+ private:
+  int begin_;
+  int left_;  // columns to the end of the segment
+};
+
 // Leaves [begin, end) of a row, by the whole block. A warp takes 2 * kAtOnce neighbours at
 // once; the next ones are under way meanwhile. Calls keep(leaf, its columns, their logits) for
 // each.
@@ -126,38 +169,39 @@ RLK_DEVICE void fold_leaves(const Args& a, const LeafRow& row, float scale, int 
   constexpr int kStep = 2 * kAtOnce;
   const int turn = static_cast<int>(blockDim.x / 32) * kStep;
   const int half = threadIdx.x % 32 / kLeafLanes;
+  const LogpLeaves<kLogpLeaf> leaves = leaves_of(a);
   int first = begin + static_cast<int>(threadIdx.x) / 32 * kStep + half;
+  LeafCursor cursor(leaves, first);
   Quad next[kAtOnce][kGroups];
-  LogpLeaf next_cols[kAtOnce];
-  const auto load_next = [&](int first) {
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      // Beyond the end the last leaf again, which is not stored.
-      next_cols[u] = leaves_of(a).at(min(first + 2 * u, end - 1));
-      load_leaf(row, next_cols[u], next[u]);
-    }
-  };
   // Both halves of a warp stay together.
   const auto has_leaf = [&](int first) { return first - half < end; };
-  if (has_leaf(first)) load_next(first);
+  const auto load_next = [&](int first, LeafCursor at) {
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      if (first + 2 * u < end) load_leaf(row, at.leaf(leaves), next[u]);
+      at.move(leaves, 2);
+    }
+  };
+  if (has_leaf(first)) load_next(first, cursor);
 #pragma unroll 1
   for (; has_leaf(first); first += turn) {
     Quad now[kAtOnce][kGroups];
-    LogpLeaf cols[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      cols[u] = next_cols[u];
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) now[u][g] = next[u][g];
     }
-    if (has_leaf(first + turn)) load_next(first + turn);
+    LeafCursor at = cursor;
+    cursor.move(leaves, turn);
+    if (has_leaf(first + turn)) load_next(first + turn, cursor);
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int leaf = first + 2 * u;
-      if (leaf < end) keep(leaf, cols[u], now[u]);
-      const Partial partial = fold_leaf<kCap>(a, now[u], scale, row.lane, cols[u].cols, entropy);
-      if (row.lane != 0 || leaf >= end) continue;
-      to.set(leaf, partial, entropy);
+      const LogpLeaf cols = at.leaf(leaves);
+      at.move(leaves, 2);
+      if (leaf < end) keep(leaf, cols, now[u]);
+      const Partial partial = fold_leaf<kCap>(a, now[u], scale, row.lane, cols.cols, entropy);
+      if (row.lane == 0 && leaf < end) to.set(leaf, partial, entropy);
     }
   }
 }
@@ -167,8 +211,7 @@ RLK_DEVICE void fold_leaves(const Args& a, const LeafRow& row, float scale, int 
 // such groups is kept over the lanes. Beyond 4096 leaves the groups of a lane are joined in order.
 RLK_DEVICE void join_segments(const Args& a, const Partials& at) {
   const LogpLeaves<kLogpLeaf> leaves = leaves_of(a);
-  const auto of_segment = static_cast<int>(leaves.of_segment());
-  const auto count = static_cast<int>(leaves.count());
+  const int of_segment = leaves.of_segment(), count = leaves.count();
   const int lane = threadIdx.x % 32;
   const bool entropy = kMayHaveEntropy && at.moment != nullptr;
 #pragma unroll 1
@@ -205,10 +248,10 @@ RLK_DEVICE void merge_row(const Args& a, Int64 row, Int64 target, const Partials
                                 : finish_logit<false>(a, start, scale, slope);
   }
   const LogpLeaves<kLogpLeaf> leaves = leaves_of(a);
-  const Int64 segment = Int64{lane} * leaves.of_segment();
+  const int segment = lane * leaves.of_segment();
   const bool entropy = kMayHaveEntropy && from.moment != nullptr;
   const Partial whole = join_lanes<kLogpSegments>(
-      segment < leaves.count() ? from.get(static_cast<int>(segment), entropy) : no_columns());
+      segment < leaves.count() ? from.get(segment, entropy) : no_columns());
   if (lane == 0) write_row(a, row, target, target_logit, whole);
 }
 

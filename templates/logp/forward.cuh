@@ -7,7 +7,7 @@
 namespace rlk {
 
 // Blocks of a multiprocessor that registers are left for.
-constexpr int kBlocks = (kX == kFloat32 ? 4 : 3) - kMayBeCapped;  // a cap takes registers
+constexpr int kBlocks = kIsCapRunTime ? 2 : kX == kFloat32 ? 4 : 3 - kMayBeCapped;
 
 extern __shared__ float shared_partials[];
 
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(kLogpThreads, kBlocks)
     rlk_logp_fwd_main(const __grid_constant__ Args a) {
-  const auto leaves = static_cast<int>(leaves_of(a).count());
+  const int leaves = leaves_of(a).count();
   const Int64 num_items = a.num_rows * a.num_parts;
 #pragma unroll 1
   for (Int64 item = blockIdx.x; item < num_items; item += gridDim.x) {
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(kLogpThreads, kBlocks)
 // Rows whose parts several blocks folded.
 extern "C" __global__ void __launch_bounds__(kLogpThreads)
     rlk_logp_fwd_merge(const __grid_constant__ Args a) {
-  const Int64 leaves = leaves_of(a).count();
+  const int leaves = leaves_of(a).count();
 #pragma unroll 1
   for (Int64 row = blockIdx.x; row < a.num_rows; row += gridDim.x) {
     const Int64 target = target_of(a, row);

@@ -7,35 +7,39 @@
 
 namespace rlk {
 
-constexpr unsigned kLogpSegments = 8;
+constexpr int kLogpSegments = 8;
+constexpr long long kLogpMostColumns = 0x7fffffff;  // of a vocabulary
 
 // Columns [begin, begin + cols); none where cols is 0.
 struct LogpLeaf {
-  long long begin;
-  int cols;
+  int begin, cols;
 };
 
 // Leaves of kWidth columns; the last one of a segment is shorter where they do not divide it. All
 // segments have the same number of leaves, so the last segment may have an empty one.
 template <int kWidth>
 struct LogpLeaves {
-  long long vocab;
+  long long vocab;  // at most kLogpMostColumns
 
-  constexpr long long segment() const { return (vocab + kLogpSegments - 1) / kLogpSegments; }
-  constexpr unsigned of_segment() const {
-    return static_cast<unsigned>((segment() + kWidth - 1) / kWidth);
+  constexpr int segment() const {
+    return static_cast<int>((vocab + kLogpSegments - 1) / kLogpSegments);
   }
+  constexpr int of_segment() const { return (segment() + kWidth - 1) / kWidth; }
   // Of the segments that have a column.
-  constexpr long long count() const {
-    return vocab == 0 ? 0 : (vocab + segment() - 1) / segment() * of_segment();
+  constexpr int count() const {
+    if (vocab == 0) return 0;
+    const unsigned size = static_cast<unsigned>(segment());
+    return static_cast<int>((static_cast<unsigned>(vocab) + size - 1) / size) * of_segment();
   }
   constexpr LogpLeaf at(long long leaf) const {
-    const unsigned segment_index = static_cast<unsigned>(leaf) / of_segment();
-    const unsigned within = static_cast<unsigned>(leaf) - segment_index * of_segment();
-    const long long begin = segment_index * segment() + static_cast<long long>(within) * kWidth;
-    const long long end = (segment_index + 1) * segment();
-    const long long left = (end < vocab ? end : vocab) - begin;
-    return {begin, static_cast<int>(left < 0 ? 0 : left < kWidth ? left : kWidth)};
+    const unsigned index = static_cast<unsigned>(leaf) / static_cast<unsigned>(of_segment());
+    const unsigned first = index * static_cast<unsigned>(segment());
+    const unsigned within =
+        static_cast<unsigned>(leaf) - index * static_cast<unsigned>(of_segment());
+    const unsigned last = first + static_cast<unsigned>(segment());
+    const unsigned end = last < static_cast<unsigned>(vocab) ? last : static_cast<unsigned>(vocab);
+    const unsigned begin = first + within * kWidth < end ? first + within * kWidth : end;
+    return {static_cast<int>(begin), static_cast<int>(end - begin < kWidth ? end - begin : kWidth)};
   }
 };
 
