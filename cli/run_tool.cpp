@@ -3,6 +3,7 @@
 #include "cli/run_tool.hpp"
 
 #include "cache/files/file_system.hpp"
+#include "cache/files/new_file.hpp"
 #include "cache/files/open_file.hpp"
 #include "runtime/error.hpp"
 #include "runtime/settings.hpp"
@@ -28,19 +29,11 @@ void expect_no_error(const std::string& what, int error) {
 class PrivateFile {
  public:
   explicit PrivateFile(std::span<const std::byte> bytes)
-      : path_((fs::temp_directory_path() / "rlk-payload-XXXXXX").string()) {
-    const int file = ::mkstemp(path_.data());  // mode 0600
-    expect_no_error(path_, file < 0 ? errno : 0);
-    std::size_t num_written = 0;
-    int error = 0;
-    while (num_written < bytes.size() && error == 0) {
-      const ssize_t step = ::write(file, bytes.data() + num_written, bytes.size() - num_written);
-      if (step < 0) error = errno;
-      if (step > 0) num_written += static_cast<std::size_t>(step);
-    }
-    ::close(file);
-    if (error == 0) return;
-    ::unlink(path_.c_str());
+      : path_(cache::name_beside((fs::temp_directory_path() / "rlk-payload").string())) {
+    cache::OpenFile file(cache::posix_file_system(), path_, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    expect_no_error(path_, file.error());
+    const int error = file.write(bytes.data(), bytes.size());
+    if (error != 0) ::unlink(path_.c_str());
     expect_no_error(path_, error);
   }
   PrivateFile(const PrivateFile&) = delete;

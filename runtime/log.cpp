@@ -3,10 +3,13 @@
 // process can change or drop it.
 #include "runtime/log.hpp"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <spdlog/sinks/null_sink.h>
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <exception>
 #include <memory>
@@ -45,7 +48,10 @@ spdlog::level::level_enum spdlog_level(LogLevel level) {
 
 spdlog::sink_ptr sink_to(std::ostream* stream) {
   spdlog::sink_ptr sink;
-  if (stream == nullptr) {
+  if (stream == nullptr && ::fcntl(STDERR_FILENO, F_GETFD) == -1) {
+    // Its number will be that of some file, which the log is not to be in.
+    sink = std::make_shared<spdlog::sinks::null_sink_st>();
+  } else if (stream == nullptr) {
     sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
     sink->set_pattern("rlk: %l: %v");
   } else {

@@ -87,8 +87,7 @@ class FileSizeSignalBlocked {
 class PosixFileSystem final : public FileSystem {
  public:
   Outcome<int> open(const std::string& path, int flags, mode_t mode) override {
-    const int file = ::open(path.c_str(), flags | O_CLOEXEC, mode);
-    return {file, file < 0 ? errno : 0};
+    return above_standard(::open(path.c_str(), flags | O_CLOEXEC, mode));
   }
 
   Outcome<std::size_t> read(int file, void* to, std::size_t num_bytes) override {
@@ -171,6 +170,15 @@ class PosixFileSystem final : public FileSystem {
 std::string error_text(int error) { return std::generic_category().message(error); }
 
 bool is_refusal(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM; }
+
+Outcome<int> above_standard(int file) {
+  if (file < 0) return {file, errno};
+  if (file > STDERR_FILENO) return {file};
+  const int moved = ::fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int error = moved < 0 ? errno : 0;
+  ::close(file);
+  return {moved, error};
+}
 
 FileSystem& posix_file_system() {
   // Leaked on purpose: worker threads may still publish while statics are destroyed.

@@ -71,6 +71,11 @@ std::string error_text(int error);
 // Of the process or the machine as it is now, not of the file.
 bool is_refusal(int error);
 
+// The open file under a number above those of stdin, stdout and stderr. Where the caller has closed
+// one of these, a file of ours would get its number, and the log or a print would go into it. A
+// negative number: errno says why there is no file.
+Outcome<int> above_standard(int file);
+
 // The real one.
 FileSystem& posix_file_system();
 

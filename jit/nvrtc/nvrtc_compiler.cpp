@@ -2,6 +2,7 @@
 // Source and constants in, cubin or PTX out, with what the compiler said of it.
 #include "jit/nvrtc/nvrtc_compiler.hpp"
 
+#include "cache/files/open_file.hpp"
 #include "jit/nvrtc/compile_log.hpp"
 #include "jit/nvrtc/cubin_info.hpp"
 #include "runtime/error.hpp"
@@ -9,13 +10,13 @@
 #include "runtime/refused.hpp"
 #include "runtime/thread.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
+#include <random>
 
 namespace rlk::jit {
 namespace {
@@ -51,16 +52,16 @@ std::string dump(const CompileRequest& request, const std::string& source,
                  const std::optional<std::string>& wanted) {
   std::error_code error;
   const fs::path folder = wanted ? fs::path(*wanted) : fs::temp_directory_path(error);
+  if (folder.empty()) return fmt::format("not written: temp folder: {}", error.message());
   if (wanted) fs::create_directories(folder, error);
   // Unguessable and readable by its owner alone: the temp folder belongs to everyone.
-  std::string path = (folder / fmt::format("rlk-{}-XXXXXX.cu", file_stem(request.name))).string();
-  const int file = mkstemps(path.data(), 3);
-  if (file < 0) return fmt::format("not written: {} cannot be written to", folder.string());
-  close(file);
-  std::ofstream stream(path, std::ios::binary);
-  stream << source;
-  if (!stream.flush()) return fmt::format("not written: {} is full", folder.string());
-  return path;
+  std::random_device random;
+  const std::string name = fmt::format("rlk-{}-{:08x}.cu", file_stem(request.name), random());
+  std::string path = (folder / name).string();
+  cache::OpenFile file(cache::posix_file_system(), path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+  const int failed = file.error() != 0 ? file.error() : file.write(source.data(), source.size());
+  if (failed == 0) return path;
+  return fmt::format("not written: {}: {}", folder.string(), cache::error_text(failed));
 }
 
 // The largest numbers over the kernels; every entry asked for must be there.

@@ -2,6 +2,7 @@
 // Children take job numbers from shared memory and write what came of them into one pipe.
 #include "jit/warm/fork_pool.hpp"
 
+#include "cache/files/file_system.hpp"
 #include "runtime/error.hpp"
 
 #include <fcntl.h>
@@ -45,8 +46,8 @@ struct Pipe {
   Pipe() {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(fmt::format("pipe: {}", std::strerror(errno)));
-    read_end = ends[0];
-    write_end = ends[1];
+    read_end = cache::above_standard(ends[0]).value;
+    write_end = cache::above_standard(ends[1]).value;
   }
   Pipe(const Pipe&) = delete;
   Pipe& operator=(const Pipe&) = delete;

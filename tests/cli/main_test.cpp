@@ -70,6 +70,15 @@ TEST_F(MainTest, AFullDiskIsAnError) {
   EXPECT_NE(ran.err.find("stdout"), std::string::npos) << ran.err;
 }
 
+// Also where it is noticed before the end, or where there never was a stdout.
+TEST_F(MainTest, OutputThatCannotBeWrittenTellsWhy) {
+  for (int i = 0; i < 150; ++i) put(folder_, std::to_string(i) + std::string(1000, 'x'));
+  EXPECT_EQ(bash("rlk list > /dev/full").err, "rlk-jit: stdout: No space left on device\n");
+  const Ran ran = bash("rlk list >&-");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_EQ(ran.err, "rlk-jit: stdout: Bad file descriptor\n");
+}
+
 // All that is looked at is well, and the call tells that the compiler's code is none.
 TEST_F(MainTest, DoctorFindsTheDriverItselfAndCallsAKernel) {
   const std::string with_driver = "export LD_LIBRARY_PATH=\"$rlk_fake_cuda\"; ";

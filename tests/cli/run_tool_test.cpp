@@ -46,7 +46,7 @@ TEST_F(RunToolTest, ThePayloadIsPrivateAndInTheTempFolder) {
   const auto tool = test::fake_tool(folder_ / "tool", "/bin/ls -l \"$1\"");
   const std::string listed = run(tool, "payload");
   EXPECT_TRUE(listed.starts_with("-rw------- ")) << listed;
-  EXPECT_NE(listed.find(temp_.string() + "/rlk-payload-"), std::string::npos) << listed;
+  EXPECT_NE(listed.find(temp_.string() + "/rlk-payload."), std::string::npos) << listed;
 }
 
 TEST_F(RunToolTest, AToolThatFailsIsAnErrorAndLeavesNothing) {
