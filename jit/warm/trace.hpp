@@ -29,6 +29,7 @@ class Trace {
   std::mutex mutex_;
   bool is_read_ = false, is_given_up_ = false;
   std::set<std::string> known_;
+  std::string start_;  // of the next line, where the one before has no end
 };
 
 struct TraceRead {

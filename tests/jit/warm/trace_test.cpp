@@ -90,6 +90,22 @@ TEST_F(TraceTest, WhatIsNoFileIsRefused) {
   }
 }
 
+// An editor of Windows leaves a mark at the front and a carriage return in each line.
+TEST_F(TraceTest, WhatAnotherSystemsEditorAddsIsNoPartOfAName) {
+  const std::string text =
+      "\xef\xbb\xbf" + kernel(5).text() + "\r\n\r\n  " + kernel(3).text() + " \r\n";
+  test::write_file(file_, text + kernel(4).text());
+  const TraceRead read = read_trace(file_, templates::ops());
+  EXPECT_EQ(read.kernels, (std::vector{kernel(5), kernel(3), kernel(4)}));
+  EXPECT_TRUE(read.problems.empty());
+  Trace trace(file_);
+  trace.record(kernel(3));  // known already
+  EXPECT_EQ(test::read_file(file_), text + kernel(4).text());
+  for (const int vocab : {8, 9}) trace.record(kernel(vocab));
+  EXPECT_EQ(read_trace(file_, templates::ops()).kernels.size(), 5u);
+  EXPECT_EQ(test::read_file(file_).find("\n\n"), std::string::npos);
+}
+
 TEST_F(TraceTest, LinesOfNoKernelAreLeftOutAndNamed) {
   std::ofstream(file_) << kernel(5).text() << "\n\nnonsense\n" << kernel(6).text();
   const TraceRead read = read_trace(file_, templates::ops());
