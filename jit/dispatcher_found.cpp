@@ -93,8 +93,12 @@ Variant Dispatcher::use(const Missing& missing, const Decision& decision, const 
   }
   const std::string message =
       fmt::format("{}: {}: {}", spec.text(), note_of(variant), variant.reason);
-  if (decision.fallback == Fallback::alternative && !missing.compiler.why_not.empty()) {
-    log().info("{}", message);  // as was to be expected, and it costs little
+  const bool is_asked_for =
+      missing.session.config.settings.policy == Policy::off && !variant.is_refused;
+  const bool is_cheap =
+      decision.fallback == Fallback::alternative && !missing.compiler.why_not.empty();
+  if (is_asked_for || is_cheap) {
+    log().info("{}", message);
   } else {
     warn_once(message, variant.reason);
   }
@@ -108,7 +112,7 @@ void Dispatcher::count_fallback(const Variant& variant) {
 
 void Dispatcher::warn_once(const std::string& message, const std::string& reason) {
   std::lock_guard lock(mutex_);
-  // One warning a reason: with RLK_JIT=off a service would else warn for each new shape.
+  // One warning a reason: without a compiler a service would else warn for each new shape.
   if (warned_.insert(reason).second) log().warn("{}", message);
 }
 
