@@ -21,9 +21,14 @@ std::string absolute(const std::string& path) {
   return error ? path : made.string();
 }
 
-// The rules of XDG: a relative path counts as unset.
-bool is_absolute(const std::optional<std::string>& path) {
-  return path && !path->empty() && path->front() == '/';
+// The value, unless it is relative, which the note then tells.
+std::optional<std::string> absolute_only(const std::optional<std::string>& path,
+                                         std::string_view variable, std::string& note) {
+  if (!path || path->empty()) return std::nullopt;
+  if (path->front() == '/') return path;
+  note += fmt::format("{}{}: expected an absolute path, got \"{}\", which counts as unset",
+                      note.empty() ? "" : "; ", variable, *path);
+  return std::nullopt;
 }
 
 bool is_folder(FileSystem& files, const std::string& path) {
@@ -36,8 +41,9 @@ bool is_of_use(FileSystem& files, const std::string& folder) {
   return is_folder(files, folder) || could_write(files, folder);
 }
 
-std::optional<std::string> temp_folder(const FolderEnvironment& environment, FileSystem& files) {
-  const std::string parent = is_absolute(environment.tmpdir) ? *environment.tmpdir : "/tmp";
+std::optional<std::string> temp_folder(const std::optional<std::string>& tmpdir,
+                                       FileSystem& files) {
+  const std::string parent = tmpdir.value_or("/tmp");
   if (!is_folder(files, parent) || !could_write(files, parent)) return std::nullopt;
   // The name is known to all, so that what lies there may be planted: then one that nobody can
   // guess.
@@ -53,24 +59,28 @@ DefaultFolder choose(const FolderEnvironment& environment, FileSystem& files) {
   if (environment.rlk_cache_dir && !environment.rlk_cache_dir->empty()) {
     return {absolute(*environment.rlk_cache_dir), {}};
   }
+  std::string note;
+  const auto found = [&](std::string folder) { return DefaultFolder{std::move(folder), note}; };
   std::string reason = "no home folder";
-  if (is_absolute(environment.xdg_cache_home)) {
-    const std::string folder = absolute(*environment.xdg_cache_home + "/rlk");
-    if (is_of_use(files, folder)) return {folder, {}};
+  if (const auto xdg = absolute_only(environment.xdg_cache_home, "XDG_CACHE_HOME", note)) {
+    const std::string folder = absolute(*xdg + "/rlk");
+    if (is_of_use(files, folder)) return found(folder);
     reason = folder + " cannot be written";
-  } else if (is_absolute(environment.home)) {
-    const std::string folder = absolute(*environment.home + "/.cache/rlk");
+  } else if (const auto home = absolute_only(environment.home, "HOME", note)) {
+    const std::string folder = absolute(*home + "/.cache/rlk");
     // A home that does not exist ("/nonexistent") is not made.
-    if (is_folder(files, *environment.home) && is_of_use(files, folder)) return {folder, {}};
+    if (is_folder(files, *home) && is_of_use(files, folder)) return found(folder);
     reason = folder + " cannot be written";
   }
-  const auto folder = temp_folder(environment, files);
-  return {
-      folder,
-      folder ? fmt::format("{}; kernels are stored in {}; set RLK_CACHE_DIR to a folder "
-                           "that lasts",
-                           reason, *folder)
-             : fmt::format("{}, nor can the temp folder; compiled kernels are not stored", reason)};
+  const auto folder = temp_folder(absolute_only(environment.tmpdir, "TMPDIR", note), files);
+  if (!note.empty()) note += "; ";
+  note += folder
+              ? fmt::format(
+                    "{}; kernels are stored in {}; set RLK_CACHE_DIR to a folder that "
+                    "lasts",
+                    reason, *folder)
+              : fmt::format("{}, nor can the temp folder; compiled kernels are not stored", reason);
+  return {folder, note, true};
 }
 
 }  // namespace

@@ -24,11 +24,13 @@ FolderEnvironment folder_environment(
 
 struct DefaultFolder {
   std::optional<std::string> path;  // absolute; nothing if even the temp folder is of no use
-  std::string note;                 // to be said once: why it is not in the home; else empty
+  std::string note;           // to be said once: why it is not where one expects it; else empty
+  bool is_temporary = false;  // under the temp folder, and private whatever RLK_CACHE_SHARED says
 };
 
 // $RLK_CACHE_DIR; else $XDG_CACHE_HOME/rlk; else ~/.cache/rlk; else, if that could not be written,
-// a private folder of this user under $TMPDIR or /tmp. Never throws.
+// a private folder of this user under $TMPDIR or /tmp. By the rules of XDG a relative path counts
+// as unset. Never throws.
 DefaultFolder default_folder(const FolderEnvironment& environment,
                              FileSystem& files = posix_file_system());
 

@@ -133,9 +133,12 @@ bool is_sweep_due(FileSystem& files, const std::string& folder) {
 
 Outcome<bool> claim_sweep(FileSystem& files, const std::string& folder, Sharing sharing) {
   constexpr int k_flags = O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
-  const mode_t mode = entry_mode(sharing);
+  const mode_t mode = mark_mode(sharing);
   OpenFile made(files, stamp_path(folder), k_flags | O_CREAT | O_EXCL, mode);
-  if (made.error() == 0) return {true, files.chmod_open(made.number(), mode)};
+  if (made.error() == 0) {
+    std::ignore = files.chmod_open(made.number(), mode);
+    return {true};
+  }
   if (made.error() != EEXIST) return {false, made.error()};
   OpenFile stamp(files, stamp_path(folder), k_flags);
   if (stamp.error() != 0) return {false, stamp.error()};

@@ -84,7 +84,7 @@ std::unique_ptr<FileLock> UsageLog::take_lock() {
 void UsageLog::append(const std::string& line) {
   const auto lock = take_lock();
   if (!lock) return;
-  const mode_t mode = entry_mode(sharing_);
+  const mode_t mode = mark_mode(sharing_);
   OpenFile file(files_, path_, O_WRONLY | O_APPEND | O_CREAT | k_flags, mode);
   FileStat stat;
   if (!may_use(file, stat)) return;

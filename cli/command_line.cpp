@@ -6,6 +6,7 @@
 #include "jit/nvrtc/make_nvrtc_compiler.hpp"
 #include "runtime/cuda/launch.hpp"
 #include "runtime/error.hpp"
+#include "runtime/given_text.hpp"
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -61,6 +62,14 @@ Context make_context(const Options& options, const Terminal& terminal, std::ostr
 
 // What is to be done once the words have been read.
 using Command = std::function<int(const Context&)>;
+
+// The shell expands no "~" after "--cache-dir=".
+const CLI::Validator k_is_path(
+    [](const std::string& text) {
+      const auto expected = expected_path(text);
+      return expected.empty() ? "" : fmt::format("expected {}, got {}", expected, in_quotes(text));
+    },
+    "");
 
 // The declarations of a subcommand; `run` is what it does.
 class Subcommands {
@@ -148,7 +157,8 @@ void add_questions(Subcommands& commands, Options& options) {
 // Which kernels are meant; `models` is the option that names models.
 void add_choice(CLI::App& command, const std::string& models, KernelChoice& choice) {
   command.add_option(models, choice.models, "A config.json, a folder with one, or V=128256,D=4096")
-      ->type_name("MODEL");
+      ->type_name("MODEL")
+      ->check(k_is_path);
   const auto add_list = [&](const char* flag, std::vector<std::string>& list, const char* help) {
     return command.add_option(flag, list, help)->allow_extra_args(false)->take_all();
   };
@@ -178,7 +188,8 @@ void add_views(Subcommands& commands, Options& options) {
   listed
       ->add_option("--html", options.html,
                    "Write a page to look through them in a browser; - for stdout")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(k_is_path);
   auto* show = commands.add("show", "Show one kernel in full", [&](const Context& context) {
     return options.code ? show_code(context, options.word, *options.code)
                         : rlk::cli::show(context, options.word);
@@ -207,7 +218,8 @@ void add_filling(Subcommands& commands, Options& options) {
   warm->add_option("--trace", asked.traces, "Kernels that RLK_TRACE has recorded (repeatable)")
       ->type_name("FILE")
       ->allow_extra_args(false)
-      ->take_all();
+      ->take_all()
+      ->check(k_is_path);
   warm->add_option("--cuda", asked.cuda_major, "Compile by NVRTC of this CUDA major")
       ->check(CLI::Range(12, 99));
   warm->add_option("--jobs,-j", asked.num_jobs, "Compile so many at once; without it, one a core")
@@ -223,7 +235,8 @@ void add_tune(Subcommands& commands, Options& options) {
     return tune->add_option(flag, list, help)->allow_extra_args(false)->take_all();
   };
   add_list("--model", asked.models, "A config.json, a folder with one, or V=128256,D=4096")
-      ->type_name("MODEL");
+      ->type_name("MODEL")
+      ->check(k_is_path);
   add_list("--dtype", asked.dtypes, "bf16, fp16; without it, bf16");
   const auto is_size = CLI::Range(std::int64_t{1}, std::int64_t{1} << 31);
   tune->add_option("--vocab", asked.vocab, "Rows of the head, or of the model's where resized")
@@ -239,7 +252,10 @@ void add_carrying(Subcommands& commands, Options& options) {
   auto* exported =
       commands.add("export", "Write kernels into one file and print its SHA-256",
                    [&](const Context& context) { return export_pack(context, options.exported); });
-  exported->add_option("pack", from.pack, "The file to write")->required()->type_name("PACK");
+  exported->add_option("pack", from.pack, "The file to write")
+      ->required()
+      ->type_name("PACK")
+      ->check(k_is_path);
   exported->add_option("kernel", from.words, k_words_help)->type_name("NAME-or-KEY");
   exported->add_option("--arch", from.archs, "Those for this target (repeatable)")
       ->type_name("ARCH")
@@ -256,7 +272,8 @@ void add_carrying(Subcommands& commands, Options& options) {
                    [&](const Context& context) { return import_pack(context, options.imported); });
   imported->add_option("pack", options.imported.pack, "A file that export wrote")
       ->required()
-      ->type_name("PACK");
+      ->type_name("PACK")
+      ->check(k_is_path);
   imported
       ->add_option("--sha256", options.imported.sha256,
                    "What export printed; a file with another SHA-256 is refused")
@@ -276,11 +293,13 @@ int run(int argc, const char* const* argv, const Terminal& terminal, std::ostrea
     return fmt::format("rlk-jit: {}; see rlk-jit --help\n", error.what());
   });
   app.add_option("--cache-dir", options.cache_dir, "Look here instead of $RLK_CACHE_DIR")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->check(k_is_path);
   app.add_option("--layer", options.layers, "Look in this read-only layer too (repeatable)")
       ->type_name("DIR")
       ->allow_extra_args(false)
-      ->take_all();
+      ->take_all()
+      ->check(k_is_path);
   app.add_option("--color", options.colour, "auto, always or never")
       ->type_name("WHEN")
       ->check(CLI::IsMember({"auto", "always", "never"}));

@@ -11,14 +11,19 @@ std::string builtin_folder(const Settings& settings) {
 }
 
 Layers choose_layers(const Settings& settings) {
-  auto environment = cache::folder_environment(process_environment);
+  cache::FolderEnvironment environment;
   environment.rlk_cache_dir = settings.cache_dir;
+  if (!settings.cache_dir) {
+    environment = cache::folder_environment(
+        [](const char* variable) { return path_in(process_environment, variable); });
+  }
   auto folder = cache::default_folder(environment);
   cache::StoreOptions options;
   options.read_write = std::move(folder.path);
   options.read_only = settings.cache_path;
   options.read_only.push_back(builtin_folder(settings));
-  options.sharing = settings.cache_shared_by_group ? cache::Sharing::group : cache::Sharing::owner;
+  // Others whom the owner trusts with a folder of his choice are not those of the temp folder.
+  if (!folder.is_temporary) options.sharing = static_cast<cache::Sharing>(settings.cache_shared);
   options.budget_bytes = settings.cache_size_bytes;
   return {std::move(options), std::move(folder.note)};
 }

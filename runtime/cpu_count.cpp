@@ -3,13 +3,14 @@
 #include "runtime/cpu_count.hpp"
 
 #include "runtime/cgroup.hpp"
+#include "runtime/given_text.hpp"
+#include "runtime/settings.hpp"
 
 #include <sched.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -75,8 +76,13 @@ std::optional<int> parse_omp_num_threads(std::string_view value) {
 int default_num_threads() {
   int least = affinity_cpus();
   if (auto cpus = cgroup_cpus()) least = std::min(least, *cpus);
-  if (const char* value = std::getenv("OMP_NUM_THREADS")) {
-    if (auto number = parse_omp_num_threads(value)) least = std::min(least, *number);
+  if (const auto value = process_environment("OMP_NUM_THREADS")) {
+    if (auto number = parse_omp_num_threads(*value)) {
+      least = std::min(least, *number);
+    } else {
+      log().warn("OMP_NUM_THREADS: expected a whole number above 0, got {}; it counts as unset",
+                 in_quotes(*value));
+    }
   }
   return least;
 }

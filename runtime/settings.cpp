@@ -3,6 +3,7 @@
 #include "runtime/settings.hpp"
 
 #include "runtime/error.hpp"
+#include "runtime/given_text.hpp"
 
 #include <dlfcn.h>
 #include <fmt/ranges.h>
@@ -22,8 +23,6 @@ constexpr std::string_view k_size_expected = "a size such as 500M, 1GiB or 0 (no
                          const std::string& got) {
   throw InvalidArgument(Fault{"", std::string(source), std::string(expected), got});
 }
-
-std::string in_quotes(std::string_view text) { return fmt::format("\"{}\"", text); }
 
 // The parts between separators, empty ones too.
 std::vector<std::string> split(const std::string& list, char separator) {
@@ -53,6 +52,7 @@ struct Setter {
   }
   void set(Policy& field) const { set_word(field); }
   void set(LogLevel& field) const { set_word(field); }
+  void set(CacheShared& field) const { set_word(field); }
   void set(bool& field) const { set_word(field); }
 
   void set(int& field) const {
@@ -67,7 +67,10 @@ struct Setter {
 
   void set(std::uint64_t& field) const { field = bytes_named(text, source); }
   void set(std::string& field) const { field = text; }
-  void set(std::optional<std::string>& field) const { field = text; }
+  void set(std::optional<std::string>& field) const {
+    expect_path(text, source);
+    field = text;
+  }
 
   void set(std::vector<std::string>& field) const {
     field.clear();
@@ -75,6 +78,7 @@ struct Setter {
       if (folder.empty()) continue;  // as "$RLK_CACHE_PATH:/more" gives where it was unset
       // Relative to where? Code would be taken from whatever folder a program is started in.
       if (folder.front() != '/') refuse(in_quotes(folder));
+      expect_path(folder, source);
       field.push_back(folder);
     }
   }
@@ -112,6 +116,7 @@ struct Getter {
   }
   Text get(Policy field) const { return word(field); }
   Text get(LogLevel field) const { return word(field); }
+  Text get(CacheShared field) const { return word(field); }
   Text get(bool field) const { return word(field); }
 
   Text get(int field) const { return std::to_string(field); }
@@ -227,6 +232,22 @@ std::optional<std::string> process_environment(const char* variable) {
   // An empty variable counts as unset, as in most tools.
   if (value == nullptr || *value == '\0') return std::nullopt;
   return value;
+}
+
+std::optional<std::string> path_in(const Lookup& environment, const char* variable) {
+  auto path = environment(variable);
+  if (path) expect_path(*path, variable);
+  return path;
+}
+
+std::optional<std::string> folder_if_given(const Lookup& environment, const char* variable) {
+  auto folder = environment(variable);
+  if (!folder) return std::nullopt;
+  std::string_view expected = expected_path(*folder);
+  if (expected.empty() && folder->front() != '/') expected = "an absolute path";
+  if (expected.empty()) return folder;
+  log().warn("{}: expected {}, got {}; it counts as unset", variable, expected, in_quotes(*folder));
+  return std::nullopt;
 }
 
 Settings read_settings() {

@@ -21,6 +21,9 @@ namespace rlk {
 // off: never compiles; layers, else the generic variant.
 enum class Policy : std::uint8_t { sync, async, off };
 
+// Who besides the owner may write the read-write folder, as cache/files/trust.hpp has it.
+enum class CacheShared : std::uint8_t { owner, group, all };
+
 // The tile that `rlk-jit tune` chose, or else the op.
 inline constexpr std::string_view k_tuned = "tuned";
 
@@ -39,7 +42,7 @@ struct Settings {
   std::optional<std::string> cache_dir;
   std::vector<std::string> cache_path;  // absolute, in order
   std::uint64_t cache_size_bytes = std::uint64_t{1} << 30;
-  bool cache_shared_by_group = false;
+  CacheShared cache_shared = CacheShared::owner;
   bool validate_sync = false;
   int workspace_mib = 512;
   int max_sms = 0;
@@ -60,10 +63,10 @@ struct SettingValues {
 struct Setting {
   std::string_view name;  // as `configure` takes it; empty: the environment alone sets it
   const char* variable;   // null: `configure` alone sets it
-  std::variant<Policy Settings::*, LogLevel Settings::*, bool Settings::*, int Settings::*,
-               std::optional<int> Settings::*, std::uint64_t Settings::*, std::string Settings::*,
-               std::optional<std::string> Settings::*, std::vector<std::string> Settings::*,
-               Targets Settings::*>
+  std::variant<Policy Settings::*, LogLevel Settings::*, CacheShared Settings::*, bool Settings::*,
+               int Settings::*, std::optional<int> Settings::*, std::uint64_t Settings::*,
+               std::string Settings::*, std::optional<std::string> Settings::*,
+               std::vector<std::string> Settings::*, Targets Settings::*>
       field;
   SettingValues values;
   std::string_view meaning;  // docs/settings.md
@@ -89,6 +92,14 @@ std::optional<std::string> value_text(const Settings& settings, const Setting& s
 using Lookup = std::function<std::optional<std::string>(const char* name)>;
 
 std::optional<std::string> process_environment(const char* variable);
+
+// A variable that tells where something may be made: a path that nobody can have meant raises
+// InvalidArgument, which names the variable.
+std::optional<std::string> path_in(const Lookup& environment, const char* variable);
+
+// A folder that others' variables name and that is looked into among others: one that is no
+// absolute path is passed over, with a warning.
+std::optional<std::string> folder_if_given(const Lookup& environment, const char* variable);
 
 // Throws InvalidArgument on a value that a variable cannot have, naming the variable.
 Settings read_settings(const Lookup& environment);

@@ -9,7 +9,7 @@ constexpr std::string_view k_policies[] = {"sync", "async", "off"};
 constexpr std::string_view k_log_levels[] = {"trace", "debug", "info", "warn", "error", "off"};
 constexpr std::string_view k_validate[] = {"async", "sync"};
 constexpr std::string_view k_flag[] = {"False", "True"};
-constexpr std::string_view k_cache_shared[] = {"owner", "group"};
+constexpr std::string_view k_cache_shared[] = {"owner", "group", "all"};
 
 constexpr Setting k_settings[] = {
     Setting("policy", "RLK_JIT", &Settings::policy, {.words = k_policies},
@@ -52,9 +52,10 @@ constexpr Setting k_settings[] = {
             "before the built-in layer"),
     Setting("", "RLK_CACHE_SIZE", &Settings::cache_size_bytes, {},
             "Budget of the read-write cache folder, see [caching](caching.md)"),
-    Setting("", "RLK_CACHE_SHARED", &Settings::cache_shared_by_group, {.words = k_cache_shared},
-            "`group`: members of the cache folder's group may write it and their entries are "
-            "used"),
+    Setting("", "RLK_CACHE_SHARED", &Settings::cache_shared, {.words = k_cache_shared},
+            "Who is trusted to write the read-write cache folder, see "
+            "[rights](caching.md#rights). `group`: members of the folder's group too; `all`: "
+            "whoever can"),
     Setting("", "RLK_NVRTC", &Settings::nvrtc, {.unset = "the newest that fits the driver"},
             "File of the NVRTC to compile with, such as `/opt/cuda/lib64/libnvrtc.so.12`; no "
             "other is tried"),

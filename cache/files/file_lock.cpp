@@ -47,7 +47,7 @@ std::uint64_t byte_of_key(std::string_view digest) {
 FileLock::FileLock(FileSystem& files, const std::string& path, Sharing sharing, std::uint64_t byte)
     : files_(files), byte_(byte) {
   const std::lock_guard guard(open_locks().mutex);
-  const mode_t mode = entry_mode(sharing);
+  const mode_t mode = mark_mode(sharing);
   // O_NONBLOCK: what lies there may be a device.
   file_.emplace(files, path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, mode);
   error_ = file_->error();

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <tuple>
+#include <utility>
 
 namespace rlk::cache {
 
@@ -14,10 +16,8 @@ FolderTrust check_folder(FileSystem& files, const std::string& folder, Sharing s
   auto stat = files.stat(folder, Links::keep);
   if (!stat) return {{}, stat.error};
   if (stat.value.kind == FileKind::symlink) {
-    // A link has no mode, but who made it chose where it points.
-    if (!is_trusted_owner(stat.value, sharing, identity)) {
-      return {owner_problem(folder, stat.value, identity), 0};
-    }
+    auto problem = trust_problem(folder, stat.value, sharing, identity);
+    if (!problem.empty()) return {std::move(problem), 0};
     stat = files.stat(folder, Links::follow);
     if (!stat) return {{}, stat.error};
   }
@@ -34,10 +34,11 @@ int make_folder(FileSystem& files, const std::string& folder, Sharing sharing) {
     // Asked first: for one that exists mkdir may say EROFS or EACCES instead of EEXIST.
     if (files.stat(path, Links::follow)) continue;
     const mode_t mode = end == std::string::npos ? folder_mode(sharing) : 0700;
-    int error = files.mkdir(path, mode);
-    if (error == EEXIST) continue;                    // another process was faster
-    if (error == 0) error = files.chmod(path, mode);  // the umask may have taken rights away
+    const int error = files.mkdir(path, mode);
+    if (error == EEXIST) continue;  // another process was faster
     if (error != 0) return error;
+    // The umask may have taken rights away. Some mounts know no modes; who uses the folder looks.
+    std::ignore = files.chmod(path, mode);
   }
   return 0;
 }

@@ -19,7 +19,11 @@ std::string private_folder_problem(FileSystem& files, const std::string& folder)
     return fmt::format("{}: {}", folder, error_text(error));
   }
   const FolderTrust trust = check_folder(files, folder, Sharing::owner);
-  return trust.error != 0 ? fmt::format("{}: {}", folder, error_text(trust.error)) : trust.problem;
+  if (trust.error != 0) return fmt::format("{}: {}", folder, error_text(trust.error));
+  if (trust.problem.empty()) return {};
+  // RLK_CACHE_SHARED, which the problem's words name, is not asked here.
+  return fmt::format("{}: expected a folder that only user {} may write; remove it", folder,
+                     ::geteuid());
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <random>
+#include <tuple>
 
 namespace rlk::cache {
 namespace {
@@ -23,8 +24,8 @@ NewFile::NewFile(FileSystem& files, std::string temp_path, std::optional<mode_t>
       file_(files, temp_path_, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, mode.value_or(0666)),
       error_(file_.error()),
       is_ours_(error_ == 0) {
-  // The umask may have taken rights away.
-  if (error_ == 0 && mode) error_ = files_.chmod_open(file_.number(), *mode);
+  // The umask may have taken rights away. Some mounts know no modes; who reads the file looks.
+  if (error_ == 0 && mode) std::ignore = files_.chmod_open(file_.number(), *mode);
 }
 
 NewFile::~NewFile() {

@@ -104,7 +104,9 @@ int show_sass(const Context& context, const Payload& payload) {
     return ok;
   }
   std::vector<std::string> folders;
-  if (const auto home = process_environment("CUDA_HOME")) folders.push_back(*home + "/bin");
+  if (const auto home = folder_if_given(process_environment, "CUDA_HOME")) {
+    folders.push_back(*home + "/bin");
+  }
   folders.emplace_back("/usr/local/cuda/bin");
   const auto tool = expect_tool("nvdisasm", "the CUDA toolkit", folders);
   print_text(context, run_tool(tool, {"--print-code"}, payload));

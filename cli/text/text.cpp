@@ -69,53 +69,6 @@ std::int64_t seconds_named(const std::string& text, std::string_view source) {
                         text);
 }
 
-namespace {
-
-// The bytes of the code point at the front; 0 if they are no UTF-8.
-std::size_t code_point_bytes(std::string_view text, char32_t& code) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const std::size_t count = byte(0) < 0x80 ? 1 : byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : 4;
-  if (byte(0) >= 0x80 && (byte(0) < 0xc2 || byte(0) > 0xf4)) return 0;
-  if (text.size() < count) return 0;
-  code = count == 1 ? byte(0) : byte(0) & (0x7fu >> count);
-  for (std::size_t i = 1; i < count; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-    code = code << 6 | (byte(i) & 0x3fu);
-  }
-  const bool is_too_long = (count == 3 && code < 0x800) || (count == 4 && code < 0x10000);
-  return is_too_long || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : count;
-}
-
-// What a terminal obeys, or what turns the order of the text around.
-bool is_obeyed(char32_t code) {
-  return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x61c || code == 0x200e ||
-         code == 0x200f || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
-}
-
-}  // namespace
-
-std::string printable(std::string_view text) {
-  if (std::ranges::all_of(text, [](char c) { return c >= 0x20 && c < 0x7f; })) {
-    return std::string(text);
-  }
-  std::string shown;
-  while (!text.empty()) {
-    char32_t code = 0;
-    const std::size_t count = code_point_bytes(text, code);
-    const bool is_shown = count != 0 && !is_obeyed(code);
-    const auto bytes = text.substr(0, std::max<std::size_t>(count, 1));
-    for (const char c : bytes) {
-      if (is_shown) {
-        shown.push_back(c);
-      } else {
-        shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-      }
-    }
-    text.remove_prefix(bytes.size());
-  }
-  return shown;
-}
-
 std::size_t width(std::string_view text) {
   return static_cast<std::size_t>(
       std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));

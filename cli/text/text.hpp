@@ -2,6 +2,8 @@
 // Numbers and names as people read them, and colour where it is wanted.
 #pragma once
 
+#include "runtime/given_text.hpp"
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,10 +18,6 @@ std::string time_text(std::int64_t seconds);      // "2025-01-31 12:00:00 UTC"
 
 // Seconds of "45s", "90m", "12h", "30d" or "2w". Throws InvalidArgument, which names the source.
 std::int64_t seconds_named(const std::string& text, std::string_view source);
-
-// What a terminal would obey (control codes, marks of direction) and what is no UTF-8, as \xNN:
-// names come from files.
-std::string printable(std::string_view text);
 
 // Columns that the text takes, one a code point.
 std::size_t width(std::string_view text);

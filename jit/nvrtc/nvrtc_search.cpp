@@ -67,12 +67,12 @@ NvrtcSearch nvrtc_search(const Lookup& environment, std::vector<fs::path> site_p
   NvrtcSearch search;
   search.loaded = loaded_files();
   search.site_packages = std::move(site_packages);
-  if (const auto venv = environment("VIRTUAL_ENV")) {
+  if (const auto venv = folder_if_given(environment, "VIRTUAL_ENV")) {
     for (auto& path : matches(fs::path(*venv) / "lib/python3*/site-packages")) {
       search.site_packages.push_back(std::move(path));
     }
   }
-  if (const auto prefix = environment("CONDA_PREFIX")) {
+  if (const auto prefix = folder_if_given(environment, "CONDA_PREFIX")) {
     search.conda_folders = {fs::path(*prefix) / "lib"};
   }
   const std::string list = environment("LD_LIBRARY_PATH").value_or("");
@@ -88,7 +88,7 @@ NvrtcSearch nvrtc_search(const Lookup& environment, std::vector<fs::path> site_p
     search.loader_folders.emplace_back(folder);
   }
   for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
-    if (const auto home = environment(variable)) {
+    if (const auto home = folder_if_given(environment, variable)) {
       search.cuda_home_folders.push_back(fs::path(*home) / "lib64");
       search.cuda_home_folders.push_back(fs::path(*home) / "lib");
     }

@@ -5,13 +5,13 @@
 #include "python/bind/module.hpp"
 #include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
+#include "runtime/given_text.hpp"
 #include "runtime/thread_pool.hpp"
 #include "templates/common/device_errors.hpp"
 #include "templates/registry.hpp"
 
 #include <fmt/ranges.h>
 #include <pybind11/stl.h>
-#include <pybind11/stl/filesystem.h>
 
 #include <algorithm>
 #include <chrono>
@@ -26,7 +26,7 @@ void expect_tile(const std::string& word) {
   }
   if (std::ranges::find(names, word) != names.end()) return;
   throw InvalidArgument(Fault{"configure", "tile", fmt::format("one of {}", fmt::join(names, ", ")),
-                              fmt::format("\"{}\"", word)});
+                              in_quotes(word)});
 }
 
 // The text of a value that configure() was given.
@@ -47,9 +47,15 @@ std::string text_of(const Setting& setting, const py::object& value) {
       expect(PyUnicode_Check(value.ptr()), "str");
       break;
     case SettingKind::path: {
-      py::detail::make_caster<std::filesystem::path> path;
-      expect(path.load(value, true), "str or os.PathLike");
-      return py::detail::cast_op<std::filesystem::path&>(path).string();
+      // Not by pybind11's caster, for which a path with a NUL is of a wrong type.
+      auto path = py::reinterpret_steal<py::object>(PyOS_FSPath(value.ptr()));
+      if (!path) PyErr_Clear();
+      expect(bool(path), "str or os.PathLike");
+      if (PyUnicode_Check(path.ptr())) {
+        path = py::reinterpret_steal<py::object>(PyUnicode_EncodeFSDefault(path.ptr()));
+        if (!path) throw py::error_already_set();
+      }
+      return py::bytes(path);
     }
   }
   return py::str(value);

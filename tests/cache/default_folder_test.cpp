@@ -64,6 +64,22 @@ TEST_F(DefaultFolderTest, EmptyAndRelativeVariablesCountAsUnset) {
   EXPECT_EQ(default_folder(environment_).path, home_ + "/.cache/rlk");
 }
 
+TEST_F(DefaultFolderTest, ARelativeVariableIsTold) {
+  environment_.xdg_cache_home = "relative";
+  environment_.home = home_;
+  EXPECT_EQ(default_folder(environment_).note,
+            "XDG_CACHE_HOME: expected an absolute path, got \"relative\", which counts as unset");
+  environment_.xdg_cache_home.reset();
+  environment_.home = "a";
+  environment_.tmpdir = "b";
+  const std::string note = default_folder(environment_).note;
+  EXPECT_TRUE(
+      note.starts_with("HOME: expected an absolute path, got \"a\", which counts as unset; "
+                       "TMPDIR: expected an absolute path, got \"b\", which counts as "
+                       "unset; no home folder; "))
+      << note;
+}
+
 // A later chdir must not move the cache.
 TEST_F(DefaultFolderTest, AGivenFolderBecomesAbsolute) {
   environment_.rlk_cache_dir = "here/../there";

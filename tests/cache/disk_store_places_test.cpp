@@ -3,6 +3,7 @@
 #include "cache/disk_store.hpp"
 #include "tests/cache/store_fixture.hpp"
 #include "tests/support/child_processes.hpp"
+#include "tests/support/forwarding_file_system.hpp"
 
 #include <grp.h>
 #include <sched.h>
@@ -214,6 +215,88 @@ TEST_F(GroupTest, StrangersAreRefusedAndRefuse) {
                              log_.contains("expected owner 1003");
                     }),
             "passed");
+}
+
+// A kubelet's work at each mount: the group, its right to write, setgid on folders.
+void mount_with_fs_group(const std::string& folder, gid_t group) {
+  const auto give = [&](const std::string& path, mode_t added) {
+    ASSERT_EQ(::lchown(path.c_str(), static_cast<uid_t>(-1), group), 0);
+    ASSERT_EQ(::chmod(path.c_str(), mode_of(path) | added), 0);
+  };
+  give(folder, 02770);
+  for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {
+    give(file.path(), file.is_directory() ? 02770 : 0660);
+  }
+}
+
+TEST_F(GroupTest, APodHitsAfterTheNextMount) {
+  for (const auto& [user, group, sharing] :
+       {std::tuple{uid_t{1001}, k_team, Sharing::group}, {k_team, k_team, Sharing::owner}}) {
+    std::filesystem::remove_all(folder_);
+    mount_with_fs_group(temp_ / "team", k_team);
+    const auto pod = [&](int number, bool is_there) {
+      return as_user(user, group, [&] {
+        DiskStore one({.read_write = folder_, .sharing = sharing});
+        const bool hits = one.get(key_of(1), compiler_a).has_value();
+        one.put(entry_of(number), compiler_a);
+        return hits == is_there && one.get(key_of(number), compiler_a) && log_.text().empty();
+      });
+    };
+    EXPECT_EQ(pod(1, false), "passed");
+    mount_with_fs_group(temp_ / "team", k_team);
+    EXPECT_EQ(pod(2, true), "passed") << user;
+  }
+}
+
+// Users without a common group, in a folder that its owner has opened to all.
+TEST_F(GroupTest, AllWhoMayWriteShareWhereTheOwnerSaysSo) {
+  std::filesystem::create_directory(folder_ = temp_ / "open");
+  ASSERT_EQ(::chmod(folder_.c_str(), 0777), 0);
+  const auto passes = [&](uid_t user, int number) {
+    return as_user(user, user, [&] {
+      ::umask(077);
+      DiskStore one({.read_write = folder_, .sharing = Sharing::all});
+      const Turn turn = one.take_turn(key_of(number), compiler_a);
+      one.put(entry_of(number), compiler_a);
+      return turn.lock && one.get(key_of(1), compiler_a) && log_.text().empty();
+    });
+  };
+  EXPECT_EQ(passes(1001, 1), "passed");
+  EXPECT_EQ(passes(1002, 2), "passed");
+  DiskStore wary({.read_write = folder_});
+  EXPECT_FALSE(wary.get(key_of(1), compiler_a));
+  EXPECT_TRUE(log_.contains("RLK_CACHE_SHARED=all")) << log_.text();
+}
+
+// As a mount with fixed modes shows all that lies in it.
+class FixedModes : public test::ForwardingFileSystem {
+ public:
+  Outcome<FileStat> stat_open(int file) override {
+    return shown(ForwardingFileSystem::stat_open(file));
+  }
+  Outcome<FileStat> stat(const std::string& path, Links links) override {
+    return shown(ForwardingFileSystem::stat(path, links));
+  }
+  int chmod_open(int, mode_t) override { return EPERM; }
+  int chmod(const std::string&, mode_t) override { return EPERM; }
+
+ private:
+  static Outcome<FileStat> shown(Outcome<FileStat> found) {
+    found.value.mode = 0777;
+    return found;
+  }
+};
+
+TEST_F(StoreTest, AMountThatIgnoresChmodIsUsedWhereTheOwnerSaysSo) {
+  FixedModes files;
+  DiskStore wary({.read_write = folder_}, files);
+  EXPECT_FALSE(wary.put(entry_of(1), compiler_a));
+  EXPECT_TRUE(log_.contains("RLK_CACHE_SHARED=all")) << log_.text();
+  log_.clear();
+  const StoreOptions options{.read_write = folder_, .sharing = Sharing::all};
+  EXPECT_TRUE(DiskStore(options, files).put(entry_of(1), compiler_a));
+  EXPECT_TRUE(DiskStore(options, files).get(key_of(1), compiler_a));
+  EXPECT_EQ(log_.text(), "");
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ TEST(Settings, Defaults) {
   EXPECT_EQ(settings.num_threads, std::nullopt);
   EXPECT_EQ(settings.cache_dir, std::nullopt);
   EXPECT_TRUE(settings.cache_path.empty());
-  EXPECT_FALSE(settings.cache_shared_by_group);
+  EXPECT_EQ(settings.cache_shared, CacheShared::owner);
   EXPECT_EQ(settings.cache_size_bytes, 1u << 30);
   EXPECT_EQ(settings.dump_dir, std::nullopt);
   EXPECT_FALSE(settings.validate_sync);
@@ -71,7 +71,7 @@ TEST(Settings, EveryVariableIsRead) {
   EXPECT_EQ(settings.num_threads, 3);
   EXPECT_EQ(settings.cache_dir, "/cache");
   EXPECT_EQ(settings.cache_path, (std::vector<std::string>{"/a", "/b c"}));
-  EXPECT_TRUE(settings.cache_shared_by_group);
+  EXPECT_EQ(settings.cache_shared, CacheShared::group);
   EXPECT_EQ(settings.cache_size_bytes, std::uint64_t{2} << 30);
   EXPECT_EQ(settings.nvrtc, "/nvrtc");
   EXPECT_EQ(settings.trace_file, "/trace");
@@ -176,11 +176,51 @@ TEST(Settings, CachePath) {
   }
 }
 
+// A folder named "~" or "rlk\r" is not what anybody wants.
+TEST(Settings, PathsAreTakenOnlyAsTheyCanBeMeant) {
+  for (const std::string variable : {"RLK_CACHE_DIR", "RLK_NVRTC", "RLK_TRACE", "RLK_DUMP_DIR"}) {
+    EXPECT_EQ(refused(variable, "~/x").find(variable + ": expected a path in full (~"), 0u);
+    EXPECT_EQ(refused(variable, "/x\r"),
+              variable + ": expected a path without characters that nobody sees, got \"/x\\x0d\"");
+    EXPECT_EQ(refused(variable, ""), variable + ": expected a path, got \"\"");
+  }
+  EXPECT_EQ(refused("RLK_CACHE_PATH", "/a:/b\r"),
+            "RLK_CACHE_PATH: expected a path without characters that nobody sees, got "
+            "\"/b\\x0d\"");
+  EXPECT_EQ(refused("RLK_CACHE_PATH", "/a:/$USER").find("RLK_CACHE_PATH: expected a path in full"),
+            0u);
+  EXPECT_EQ(read({{"RLK_CACHE_DIR", "./~"}}).cache_dir, "./~");
+}
+
+// Also of words and numbers an error shows what nobody sees.
+TEST(Settings, WordsAreShownWithAllTheirCharacters) {
+  for (const std::string variable : {"RLK_JIT", "RLK_LOG", "RLK_ARCH", "RLK_NUM_THREADS",
+                                     "RLK_CACHE_SIZE", "RLK_CACHE_SHARED", "RLK_VALIDATE"}) {
+    const std::string said = refused(variable, "sync\r\xff");
+    EXPECT_TRUE(said.ends_with("got \"sync\\x0d\\xff\"")) << said;
+  }
+}
+
+TEST(Settings, FoldersThatOthersNameArePassedOverWithAWarning) {
+  const test::CapturedLog log;
+  const auto folder = [](const std::optional<std::string>& value) {
+    return folder_if_given([&](const char*) { return value; }, "CUDA_HOME");
+  };
+  EXPECT_EQ(folder({}), std::nullopt);
+  EXPECT_EQ(folder("/cuda"), "/cuda");
+  EXPECT_EQ(log.text(), "");
+  EXPECT_EQ(folder("~/cuda"), std::nullopt);
+  EXPECT_TRUE(log.contains("CUDA_HOME: expected a path in full")) << log.text();
+  EXPECT_EQ(folder("cuda"), std::nullopt);
+  EXPECT_TRUE(log.contains("CUDA_HOME: expected an absolute path, got \"cuda\"")) << log.text();
+}
+
 TEST(Settings, CacheShared) {
-  EXPECT_FALSE(read({{"RLK_CACHE_SHARED", "owner"}}).cache_shared_by_group);
-  for (const std::string text : {"all", "1", "Group", "group "}) {
+  EXPECT_EQ(read({{"RLK_CACHE_SHARED", "all"}}).cache_shared, CacheShared::all);
+  EXPECT_EQ(read({{"RLK_CACHE_SHARED", "owner"}}).cache_shared, CacheShared::owner);
+  for (const std::string text : {"any", "1", "Group", "group "}) {
     EXPECT_EQ(refused("RLK_CACHE_SHARED", text),
-              "RLK_CACHE_SHARED: expected owner or group, got \"" + text + "\"");
+              "RLK_CACHE_SHARED: expected owner, group or all, got \"" + text + "\"");
   }
 }
 

@@ -61,6 +61,10 @@ TEST(Folder, ErrorsComeBack) {
   test::FaultyFileSystem faulty;
   faulty.set_read_only();
   EXPECT_EQ(make_folder(faulty, temp / "a", Sharing::owner), EROFS);
+  // A mount without modes; that the rights are as they must be is seen by check_folder.
+  test::FaultyFileSystem modeless;
+  modeless.fail_verb("chmod", EPERM);
+  EXPECT_EQ(make_folder(modeless, temp / "b", Sharing::owner), 0);
   // One that is there asks nothing of a read-only disk.
   EXPECT_EQ(make_folder(faulty, temp.path(), Sharing::owner), 0);
 }

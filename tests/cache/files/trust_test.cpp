@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 namespace rlk::cache {
 namespace {
 
@@ -28,8 +30,13 @@ TEST(Trust, OwnFilesThatOnlyWeMayWriteAreFine) {
 
 TEST(Trust, ForeignOwnersAreRefusedWithAWayToMend) {
   const std::string said = problem(other, my_group, 0600);
-  EXPECT_NE(said.find("expected owner 1000 (or root), got 1001"), std::string::npos) << said;
-  EXPECT_NE(said.find("RLK_CACHE_DIR"), std::string::npos) << said;
+  EXPECT_EQ(
+      said,
+      "/cache/x: expected owner 1000 (or root), got 1001; mend: RLK_CACHE_SHARED=group if all "
+      "who may write it are trusted (as where fsGroup or the mount sets owners and rights), "
+      "else another RLK_CACHE_DIR");
+  // As NFS shows what root has made.
+  EXPECT_NE(problem(65534, 65534, 0700).find("RLK_CACHE_SHARED=all"), std::string::npos);
 }
 
 TEST(Trust, FilesThatOthersMayWriteAreRefusedWithAWayToMend) {
@@ -40,12 +47,70 @@ TEST(Trust, FilesThatOthersMayWriteAreRefusedWithAWayToMend) {
   EXPECT_NE(problem(0, 0, 0666), "");
 }
 
+// Whatever the message names makes the file one that may be used.
+TEST(Trust, TheSettingOfTheMessageIsTheLeastThatHelps) {
+  EXPECT_NE(problem(me, my_group, 0660).find("RLK_CACHE_SHARED=group"), std::string::npos);
+  for (const auto& [owner, group, mode] :
+       {std::tuple{me, my_group, 0777}, {me, strange_group, 0660}, {other, strange_group, 0600}}) {
+    EXPECT_NE(problem(owner, group, mode, Sharing::group).find("RLK_CACHE_SHARED=all"),
+              std::string::npos);
+    EXPECT_EQ(problem(owner, group, mode, Sharing::all), "");
+  }
+}
+
+// Who has set a setgid bit sets it again, and what is root's only root can change.
+TEST(Trust, ChmodIsAdvisedOnlyWhereItCanHelp) {
+  for (const std::string& said :
+       {problem(me, my_group, 02770), problem(0, my_group, 0770), problem(other, my_group, 0777)}) {
+    EXPECT_EQ(said.find("chmod"), std::string::npos) << said;
+    EXPECT_NE(said.find("RLK_CACHE_SHARED="), std::string::npos) << said;
+  }
+}
+
 TEST(Trust, SharingAllowsAGroupOfOursAndNoMore) {
   EXPECT_EQ(problem(other, my_group, 0660, Sharing::group), "");
   EXPECT_EQ(problem(me, my_group, 02770, Sharing::group), "");
   EXPECT_NE(problem(other, strange_group, 0600, Sharing::group), "");
   EXPECT_NE(problem(me, strange_group, 0660, Sharing::group), "");
   EXPECT_NE(problem(other, my_group, 0662, Sharing::group), "");
+  EXPECT_NE(problem(me, my_group, 0662, Sharing::group).find("chmod o-w"), std::string::npos);
+}
+
+// Root's pod on a volume of fsGroup, whether or not it was given that group.
+TEST(Trust, RootSharesWithAnyGroupWhatIsItsOwn) {
+  FileStat stat;
+  stat.mode = 02770;
+  stat.group = strange_group;
+  const Identity root{0, {0}};
+  EXPECT_NE(trust_problem("/cache", stat, Sharing::owner, root), "");
+  EXPECT_EQ(trust_problem("/cache", stat, Sharing::group, root), "");
+  stat.owner = other;
+  EXPECT_NE(trust_problem("/cache", stat, Sharing::group, root), "");
+}
+
+// A user's own group, by the custom of Linux, which fsGroup: 1000 beside runAsUser: 1000 is too.
+TEST(Trust, AGroupOfOneUserNeedsNoSetting) {
+  constexpr uid_t lone = 54321;  // in no machine's group database
+  FileStat stat;
+  stat.mode = 02770;
+  stat.owner = stat.group = lone;
+  EXPECT_EQ(trust_problem("/cache", stat, Sharing::owner, {lone, {lone}}), "");
+  EXPECT_EQ(trust_problem("/cache", stat, Sharing::owner, {lone, {100, lone}}), "");
+  EXPECT_NE(trust_problem("/cache", stat, Sharing::owner, {lone, {100}}), "") << "no member";
+  stat.owner = other;
+  EXPECT_NE(trust_problem("/cache", stat, Sharing::owner, {lone, {lone}}), "");
+  stat.owner = lone;
+  stat.mode = 02777;
+  EXPECT_NE(trust_problem("/cache", stat, Sharing::owner, {lone, {lone}}), "");
+}
+
+TEST(Trust, WhatIsMadeLetsNobodyWriteWhoIsNotNamed) {
+  EXPECT_EQ(folder_mode(Sharing::owner), 0700u);
+  EXPECT_EQ(entry_mode(Sharing::owner), 0600u);
+  EXPECT_EQ(folder_mode(Sharing::group), 02770u);
+  EXPECT_EQ(entry_mode(Sharing::group), 0660u);
+  EXPECT_EQ(folder_mode(Sharing::all), 02775u);
+  EXPECT_EQ(entry_mode(Sharing::all), 0664u);
 }
 
 }  // namespace

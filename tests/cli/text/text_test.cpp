@@ -60,21 +60,6 @@ TEST(Text, SecondsFromAnAge) {
             "--older-than: expected an age such as 45s, 90m, 12h, 30d or 2w, got \"3\"");
 }
 
-TEST(Text, ControlBytesAreShownNotSent) {
-  EXPECT_EQ(printable("a\x1b[31m\n\x7f"), "a\\x1b[31m\\x0a\\x7f");
-  EXPECT_EQ(printable("n\xc3\xa4h \xe6\xbc\xa2 \xf0\x9f\x99\x82"),
-            "n\xc3\xa4h \xe6\xbc\xa2 \xf0\x9f\x99\x82");
-  // CSI as one code point, marks that turn the order round, bytes that are no UTF-8.
-  EXPECT_EQ(printable("\xc2\x9b"
-                      "31m"),
-            "\\xc2\\x9b31m");
-  EXPECT_EQ(printable("a\xe2\x80\xae"
-                      "b"),
-            "a\\xe2\\x80\\xaeb");
-  EXPECT_EQ(printable("\xff\xc0\x80\xe4\xbd"), "\\xff\\xc0\\x80\\xe4\\xbd");
-  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");
-}
-
 TEST(Text, WidthCountsCodePoints) {
   EXPECT_EQ(width(""), 0u);
   EXPECT_EQ(width("n\xc3\xa4h"), 3u);

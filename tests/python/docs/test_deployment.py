@@ -18,6 +18,7 @@ import pytest
 import yaml
 from devices import host_levels
 from paths import ROOT
+from rights import mount_with_fs_group
 
 PAGE = (ROOT / "docs/deployment.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -241,6 +242,19 @@ def test_the_slurm_job_runs_what_was_warmed(site):
     assert site.reports()[1]["disk_hits"] == 4
 
 
+def check_volume(site: Site, **variables: str) -> None:
+    """Pods on one volume, whose rights the kubelet sets anew at each mount."""
+    volume = site.folder / "cache"
+    volume.mkdir()
+    (site.folder / "train.py").write_text("import rlk\n" + JOB + "\nrlk.jit.wait()\n")
+    group = 54321 if os.geteuid() == 0 else None
+    for _ in range(3):
+        mount_with_fs_group(volume, group)
+        assert site.run("python train.py", **variables).stderr == ""
+    for report in site.reports()[1:]:
+        assert (report["compiles"], report["fallbacks"], report["disk_hits"]) == (0, 0, 2)
+
+
 def test_the_pods_of_kubernetes(site):
     for text in blocks("yaml"):
         pod = yaml.safe_load(text)["spec"]["template"]["spec"]
@@ -253,6 +267,7 @@ def test_the_pods_of_kubernetes(site):
                 (mount,) = mounts
                 assert Path(variables["RLK_CACHE_DIR"]).parent == Path(mount["mountPath"])
                 variables["RLK_CACHE_DIR"] = str(site.folder / "cache/rlk")
+                check_volume(site, **variables)
             # Every value is one that rlk takes.
             site.run("python -c 'import rlk; rlk.jit.cache_info()'", **variables)
             if "startupProbe" in container:
