@@ -56,7 +56,7 @@ PyObject* torch_member(const char* path, const char* name) {
 // The module torch where it is imported and complete, else None. Who has none of its tensors need
 // not wait for it.
 py::object ready_torch() {
-  const py::object torch = imported("torch");
+  py::object torch = imported("torch");
   const py::object spec = py::getattr(torch, "__spec__", py::none());
   if (py::getattr(spec, "_initializing", py::none()).ptr() == Py_True) return py::none();
   for (const char* name : {"Tensor", "as_tensor", "from_dlpack", "cuda"}) {

@@ -382,7 +382,9 @@ def test_broadcast_sizes_beyond_any_memory_are_refused():
     p = problem((1,), 1, 1)
     for v, d in ((2**31, 1), (1, 2**60)):
         hidden = np.broadcast_to(p.hidden, (1, d))
-        with pytest.raises(rlk.InvalidArgument, match=r"linear_logp: weight: expected V below 2\^31 and D of"):
+        with pytest.raises(
+            rlk.InvalidArgument, match=r"linear_logp: weight: expected V below 2\^31 and D of"
+        ):
             rlk.jit.linear_logp(hidden, np.broadcast_to(p.weight, (v, d)), p.target)
 
 

@@ -70,10 +70,23 @@ class LaunchPpoLossTest : public LaunchFixture<PpoLossArgs, PpoLossPack> {
     const auto read_with = [&](Int64 choice, const Tensor& tensor) {
       return choice ? &tensor : &absent;
     };
-    expect_given({&call.log_probs, &call.old_log_probs, &call.advantages, &call.mask, &call.weights,
-                  &call.cu_seqlens, &call.group_starts, &call.global_sequences, &call.loss,
-                  &call.grad, &call.grad_entropy, &call.counts, &call.float_metrics, &call.exact,
-                  &call.sequence_weight, &call.sequence_kl_weight, &call.sequence_statistic,
+    expect_given({&call.log_probs,
+                  &call.old_log_probs,
+                  &call.advantages,
+                  &call.mask,
+                  &call.weights,
+                  &call.cu_seqlens,
+                  &call.group_starts,
+                  &call.global_sequences,
+                  &call.loss,
+                  &call.grad,
+                  &call.grad_entropy,
+                  &call.counts,
+                  &call.float_metrics,
+                  &call.exact,
+                  &call.sequence_weight,
+                  &call.sequence_kl_weight,
+                  &call.sequence_statistic,
                   read_with(call.choices.correction, call.rollout_log_probs),
                   read_with(call.choices.kl, call.ref_log_probs),
                   read_with(call.choices.entropy, call.entropy)});
