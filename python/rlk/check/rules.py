@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case
+from .case import Case, Rejected
 from .checks import Measured, Session, call
 from .compare import deviation, same_bits
 from .frameworks import Failure
 from .oracle import Bounded
-from .stored import of
+from .spec import OpSpec
+from .stored import of, of_raw
 
 
 def option_liveness(session: Session, case: Case) -> Measured:
@@ -38,7 +39,7 @@ def option_liveness(session: Session, case: Case) -> Measured:
 def refusals(session: Session, case: Case) -> Measured:
     """Bad inputs raise, or give NaN in the row that is bad: never a plausible number."""
     spec = session.spec
-    for bad in spec.rejected(case):
+    for bad in rejected(spec, case):
         try:
             outcome = session.forward(bad.inputs)
         except Failure as failure:
@@ -50,6 +51,23 @@ def refusals(session: Session, case: Case) -> Measured:
             if not np.isnan(value):
                 raise Failure("bad_input_accepted", f"{bad.label}: {name} is {value:.9g}")
     return {}
+
+
+def rejected(spec: OpSpec, case: Case) -> list[Rejected]:
+    """Inputs that must not be accepted: one id outside the vocabulary."""
+    if spec.ids is None:
+        return []
+    base = spec.build(case.but(kind="random", options=spec.all_active))
+    place, vocab, found = base[spec.ids].raw().size // 2, case.sizes["vocab"], []
+    valid = int(base[spec.ids].raw().reshape(-1)[place])
+    bad = {"V": vocab, "-1": -1, "2^31": 2**31, "2^32+id": 2**32 + valid, "2^63-1": 2**63 - 1}
+    for label, value in bad.items():
+        ids = np.array(base[spec.ids].raw(), np.int64)
+        ids.reshape(-1)[place] = value
+        at = place if spec.outputs[0] in spec.row_outputs else 0
+        inputs = base.but(**{spec.ids: of_raw(ids, "int64")})
+        found.append(Rejected(f"{spec.ids} {label}", inputs, at))
+    return found
 
 
 def not_positive(session: Session, case: Case) -> Measured:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .case import Case, Inputs, Liveness, Rejected
+from .case import Case, Inputs, Liveness
 from .contract import Coefficients
 from .options import Parser, options_of, parsers
 from .oracle import Expected
-from .stored import FLOATS, LAYOUTS, Stored, encode, of, of_raw
+from .stored import FLOATS, LAYOUTS, Stored, encode, of
 
 Array = np.ndarray
 Changes = Mapping[str, Any]  # of a case, as Case.but takes them
@@ -248,23 +248,11 @@ class OpSpec(ABC):
         padded = inputs.rows(np.arange(-before, rows + after).clip(0, rows - 1))
         padding = np.ones(before + rows + after, bool)
         padding[before : before + rows] = False
-        masked = self._masked(padded, self.active(padded) & ~padding)
+        masked = self.masked(padded, self.active(padded) & ~padding)
         return self.with_garbage(masked, padding, np.random.default_rng(0))
 
-    def scrambled(self, inputs: Inputs, rng: np.random.Generator) -> Inputs:
-        """The same active rows with other content in the inactive ones."""
-        active = self.active(inputs)
-        masked = self._masked(inputs.rows(np.arange(inputs.num_rows)), active)
-        return self.with_garbage(masked, ~active, rng)
-
-    def without_skipping(self, inputs: Inputs) -> Inputs:
-        """The same rows, said in the way that skips nothing."""
-        dense = inputs.rows(np.flatnonzero(self.active(inputs)))
-        names = tuple(name for name in dense.row_names if name != self.mask)
-        skipping = dense.values.keys() & {self.mask, "ignore_index"}
-        return Inputs({**dense.values, **dict.fromkeys(skipping)}, dense.lead, names)
-
-    def _masked(self, inputs: Inputs, active: Array) -> Inputs:
+    def masked(self, inputs: Inputs, active: Array) -> Inputs:
+        """The same rows, of which these are active."""
         names = dict.fromkeys((*inputs.row_names, self.mask))
         return Inputs({**inputs.values, self.mask: of(active, "bool")}, inputs.lead, tuple(names))
 
@@ -299,22 +287,6 @@ class OpSpec(ABC):
     def liveness(self, case: Case) -> list[Liveness]:
         """Pairs of inputs for the option-liveness check."""
         return []
-
-    def rejected(self, case: Case) -> list[Rejected]:
-        """Inputs that must not be accepted: one id outside the vocabulary."""
-        if self.ids is None:
-            return []
-        base = self.build(case.but(kind="random", options=self.all_active))
-        place, vocab, found = base[self.ids].raw().size // 2, case.sizes["vocab"], []
-        valid = int(base[self.ids].raw().reshape(-1)[place])
-        bad = {"V": vocab, "-1": -1, "2^31": 2**31, "2^32+id": 2**32 + valid, "2^63-1": 2**63 - 1}
-        for label, value in bad.items():
-            ids = np.array(base[self.ids].raw(), np.int64)
-            ids.reshape(-1)[place] = value
-            at = place if self.outputs[0] in self.row_outputs else 0
-            inputs = base.but(**{self.ids: of_raw(ids, "int64")})
-            found.append(Rejected(f"{self.ids} {label}", inputs, at))
-        return found
 
     def rules(self) -> Mapping[str, Callable[..., dict[str, Any]]]:
         """Metamorphic rules by name; see rules.py."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from .case import Case, Inputs, take_rows
 from .checks import Measured, Session, call, determinism, expect_same
+from .spec import OpSpec
 from .stored import Stored, lay_out
 
 Values = Mapping[str, Stored]  # by name: outputs and gradients, or upstream gradients
@@ -80,9 +81,16 @@ def neighbours(scene: Scene) -> None:
     scene.expect_rows("other neighbours", kept, scene.run_rows(index), kept)
     for attempt in range(2):
         rng = scene.case.rng(f"neighbours/{attempt}")
-        scrambled = scene.session.spec.scrambled(scene.inputs, rng)
+        changed = scrambled(scene.session.spec, scene.inputs, rng)
         g = {n: _with_nan(one, ~scene.active) for n, one in scene.upstream.items()}
-        same(scene.values, scene.run(scrambled, g), "other content in inactive rows")
+        same(scene.values, scene.run(changed, g), "other content in inactive rows")
+
+
+def scrambled(spec: OpSpec, inputs: Inputs, rng: np.random.Generator) -> Inputs:
+    """The same active rows with other content in the inactive ones."""
+    active = spec.active(inputs)
+    masked = spec.masked(inputs.rows(np.arange(inputs.num_rows)), active)
+    return spec.with_garbage(masked, ~active, rng)
 
 
 def padding(scene: Scene) -> None:
@@ -119,7 +127,7 @@ def skipping(scene: Scene) -> None:
     """Nothing to skip, which gradients are asked for, grad mode."""
     spec, session = scene.session.spec, scene.session
     index = np.flatnonzero(scene.active)
-    got = scene.run(spec.without_skipping(scene.inputs), scene.upstream_rows(index))
+    got = scene.run(without_skipping(spec, scene.inputs), scene.upstream_rows(index))
     scene.expect_rows("nothing skipped", index, got, np.arange(len(index)))
     same(scene.sums(scene.values), scene.sums(got), "nothing skipped")
     if not session.candidate.differentiates:
@@ -130,6 +138,14 @@ def skipping(scene: Scene) -> None:
         same({n: scene.values[n] for n in needs}, outcome.gradients, label)
         outputs = {n: scene.values[n] for n in spec.outputs_of(scene.inputs)}
         same(outputs, outcome.outputs, f"{label}: forward in grad mode")
+
+
+def without_skipping(spec: OpSpec, inputs: Inputs) -> Inputs:
+    """The active rows, said in the way that skips nothing."""
+    dense = inputs.rows(np.flatnonzero(spec.active(inputs)))
+    names = tuple(name for name in dense.row_names if name != spec.mask)
+    skipping = dense.values.keys() & {spec.mask, "ignore_index"}
+    return Inputs({**dense.values, **dict.fromkeys(skipping)}, dense.lead, names)
 
 
 def layout(scene: Scene) -> None:

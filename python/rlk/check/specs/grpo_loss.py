@@ -14,43 +14,18 @@ from ..case import Case, Inputs, Liveness
 from ..contract import Coefficients
 from ..oracle import Bounded, Expected, LinearLogprob
 from ..spec import Changes, OpSpec, RandomShape
-from ..stored import Stored, of, of_raw
-from . import group_advantages, ppo_loss_inputs
+from ..stored import Stored, of
+from . import grpo_loss_inputs as inputs_of
 from .group_advantages import GroupAdvantages, torch_group_advantages
-from .linear_logp import live_changes, torch_active
+from .linear_logp import torch_active
 from .logp import logit_oracle, policy_gradient, torch_logp
 from .ppo_loss import torch_ppo_loss
-from .ratio_kl import far_away, log_softmax
 
 Array = Any  # NumPy arrays
-KINDS = {
-    "random": "log-ratios of standard deviation 0.3, ragged masks",
-    "benchmark": "log-ratios of standard deviation 0.1",
-    "constant": "every logit and reward the same",
-    "near": "equal rewards, references of 1e-4 away: a loss of k3 of 1e-9",
-    "far": "log-ratios and distances to the reference of hundreds, beyond every clamp",
-    "garbage": "NaN, infinities and wild ids in inactive tokens",
-    "nan_token": "a NaN in one active token",
-    "none_active": "no active token",
-    "equal": "groups of equal rewards",
-}
-OPTION_SETS: tuple[dict[str, Any], ...] = (
-    {},
-    {"mask": "none"},
-    {"mask": "float32", "beta": 0.0},
-    {"beta": 0.5, "clip_eps": 0.1},
-    {"beta": 0.5, "kl_estimator": "k1", "mask": "int64"},
-    {"beta": 0.5, "kl_estimator": "k2", "loss_reduction": "sequence_mean"},
-    {"beta": 0.5, "kl_gradient": "unbiased"},
-    {"use_dual_clip": True, "normalize": "center"},
-    {"temperature": 0.7, "softcap": 3.0, "logit_scale": 0.5},
-    {"samples": 6, "loss_reduction": "token_sum"},
-    {"ignored": 0.3},
-)
 
 
-def _shape(rows: int, length: int, vocab: int) -> Changes:
-    return {"lead": (rows,), "sizes": {"length": length, "vocab": vocab}}
+def _shape(rows: int, length: int, vocab: int, kind: str = "random") -> Changes:
+    return {"lead": (rows,), "sizes": {"length": length, "vocab": vocab}, "kind": kind}
 
 
 class GrpoLoss(OpSpec):
@@ -75,24 +50,28 @@ class GrpoLoss(OpSpec):
     differentiable = ("policy_logits",)
     row_outputs = ("policy_logits",)
     axes: Mapping[str, tuple[str, ...]] = {"policy_logits": ("token", "vocab")}
-    kinds = KINDS
-    option_sets = OPTION_SETS
+    kinds = inputs_of.KINDS
+    option_sets = inputs_of.OPTION_SETS
     own_options = ("ignored", "samples", "mask")
     all_active: Mapping[str, Any] = {"mask": "none"}
-    shapes: Sequence[Changes] = tuple(
-        _shape(*sizes)
-        for sizes in ((12, 7, 130), (4, 1, 1), (4, 3, 2), (0, 5, 9), (4, 0, 9), (16, 33, 257))
+    shapes: Sequence[Changes] = (
+        _shape(12, 7, 130),
+        _shape(4, 1, 1),
+        _shape(4, 3, 2),
+        _shape(0, 5, 9),
+        _shape(4, 0, 9),
+        _shape(16, 33, 257),
     )
     specialized_shapes = shapes[:1]
     specialized_most = 20
     combinations: Sequence[Changes] = tuple(
         {"kind": kind, "options": {"beta": 0.5}} for kind in ("near", "far")
     )
-    invariant: Sequence[Changes] = (_shape(8, 7, 130), {**_shape(8, 7, 130), "kind": "garbage"})
+    invariant: Sequence[Changes] = (_shape(8, 7, 130), _shape(8, 7, 130, "garbage"))
     # Rows of one group hang together: no subset or order of rows keeps theirs.
     transforms = ("padding", "determinism", "layout")
     rlk_alone = OpSpec.rlk_alone.union(loss_oracle.DEFAULTS, GroupAdvantages.defaults).difference(
-        ("group_boundaries", "samples_per_prompt"), *OPTION_SETS
+        ("group_boundaries", "samples_per_prompt"), *inputs_of.OPTION_SETS
     )
     torch_reference = staticmethod(lambda **arguments: torch_grpo_loss(**arguments))
 
@@ -100,50 +79,7 @@ class GrpoLoss(OpSpec):
         return case.lead[:1]  # a lead of two is sequences and tokens
 
     def draw(self, case: Case) -> dict[str, Any]:
-        rng, o = case.rng("tokens"), case.options
-        vocab = case.sizes["vocab"]
-        lead = self.lead_of(case)
-        tokens = case.lead if len(case.lead) == 2 else (*lead, case.sizes.get("length", 7))
-        spread = {"benchmark": 0.1, "near": 1e-4}.get(case.kind, 0.3)
-        policy = 2.0 * rng.normal(size=(*tokens, vocab))
-        ref = policy + spread * rng.normal(size=policy.shape)
-        rewards = rng.normal(size=lead)
-        if case.kind == "constant":
-            value = float(o.get("constant_value", 0.5))
-            policy, ref, rewards = (np.full_like(x, value) for x in (policy, ref, rewards))
-        samples = int(o.get("samples", 4 if lead[0] % 4 == 0 else lead[0]))
-        if case.kind in ("near", "equal"):
-            rewards = np.repeat(rewards[::samples], samples)
-        ids = rng.integers(0, vocab, tokens)
-        log_probs = np.take_along_axis(log_softmax(policy), ids[..., None], -1)[..., 0]
-        old = log_probs + spread * rng.normal(size=tokens)
-        if case.kind == "far":
-            old, ref = far_away(rng, old, ref)
-        ids = np.where(rng.random(tokens) < o.get("ignored", 0.0), -100, ids)
-        mask: Array = rng.random(tokens) < 0.8
-        if mask.size > 1:
-            mask.reshape(-1)[[0, -1]] = True, False
-        if case.kind == "nan_token" and mask.size:
-            mask.reshape(-1)[0] = True
-            ids.reshape(-1)[0] = 0
-            policy.reshape(-1)[0] = np.nan
-        if case.kind == "none_active":
-            mask = np.zeros(tokens, bool)
-        elif o.get("mask") == "none":
-            mask = None
-        temperature = o.get("temperature", 1.0)
-        if temperature == "row":
-            temperature = rng.uniform(0.5, 1.5, size=tokens)
-        return {
-            "policy_logits": policy,
-            "ref_logits": ref,
-            "action_ids": ids,
-            "old_logps": old,
-            "rewards": rewards,
-            "samples_per_prompt": samples,
-            "completion_mask": mask,
-            "temperature": temperature,
-        }
+        return inputs_of.draw(case)
 
     def expected(self, case: Case, inputs: Inputs, coefficients: Coefficients) -> Expected:
         c = coefficients(self.op_class, case.dtype)
@@ -206,44 +142,7 @@ class GrpoLoss(OpSpec):
         return (samples * groups,), sizes, {"samples": samples}
 
     def liveness(self, case: Case) -> list[Liveness]:
-        sizes = {**case.sizes, "length": 40}
-        base = self.build(case.but(kind="random", lead=(6,), sizes=sizes, options={"samples": 3}))
-        old, shape = base["old_logps"].values(), base["action_ids"].shape
-        noise = 0.3 * case.rng("rollout").normal(size=shape)
-        base = base.but(rollout_logprobs=of(old + noise, "float32"))
-
-        def built(**options: Any) -> Inputs:
-            return base.but(**{{"kl_coef": "beta"}.get(k, k): v for k, v in options.items()})
-
-        own: dict[str, dict[str, Any]] = {
-            "beta": {"beta": 0.5},
-            "clip_eps": {"clip_eps": 0.02},
-            "ref_logps": {"ref_logits": None, "ref_logps": of(old + 1.0, "float32")},
-            **live_changes(self, base),
-        }
-        pairs = {name: (base, change) for name, change in own.items()}
-        for name, (value, more) in group_advantages.LIVE.items():
-            pairs[name] = base.but(**more), {name: value}
-        packed = base.but(
-            loss_reduction="sequence_mean",
-            **{name: _flat(base[name]) for name in base.row_names if name != "rewards"},
-            rollout_logprobs=None,
-        )
-        even, uneven = (
-            of(np.array(starts), "int64")
-            for starts in (range(0, old.size + 1, shape[1]), [0, 1, 3, 6, 10, 20, old.size])
-        )
-        pairs["cu_seqlens"] = packed.but(cu_seqlens=even), {"cu_seqlens": uneven}
-        return [
-            *ppo_loss_inputs.liveness(self, built, "old_logps"),
-            *(Liveness(n, a, a.but(**b), self.differentiable) for n, (a, b) in pairs.items()),
-        ]
-
-
-def _flat(tokens: Stored) -> Stored:
-    """Tokens [B, T, ...] as [B * T, ...]."""
-    raw = tokens.raw()
-    return of_raw(raw.reshape(-1, *raw.shape[2:]), tokens.dtype)
+        return inputs_of.liveness(self, case)
 
 
 def _advantages(inputs: Inputs) -> Array:
