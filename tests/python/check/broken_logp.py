@@ -9,7 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from broken import Array, Reference, Rows
+from broken import Array, Reference, Rows, added_in_one_chain
 
 LEAF = 128
 
@@ -141,6 +141,12 @@ class PartsFollowTheRows(Logp):
         return biggest, np.log(total)
 
 
+class LeavesInOneChain(Logp):
+    def max_and_log_sum(self, z: Array, num_rows: int) -> tuple[np.float32, np.float32]:
+        biggest = z.max()
+        return biggest, np.log(added_in_one_chain(np.exp(z - biggest)))
+
+
 class GradientOverTheLogits(Logp):
     """In place without being asked."""
 
@@ -164,5 +170,6 @@ BROKEN: dict[Callable[[], Logp], set[str]] = {
     GradientOfInactiveRows: {"grad_inactive"},
     LastLeafDropped: {"accuracy"},
     PartsFollowTheRows: {"batch_variant"},
+    LeavesInOneChain: {"accuracy"},
     GradientOverTheLogits: {"input_changed"},
 }

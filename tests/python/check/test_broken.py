@@ -10,6 +10,7 @@ import broken
 import broken_logp
 import broken_losses
 import broken_ratio_kl
+import numpy as np
 import pytest
 from long_run import LONG
 
@@ -158,11 +159,20 @@ def no_beta(a: Arguments) -> Arguments:
     return {**a, "beta": 0.04 * (a.get("beta", 0.04) != 0)}
 
 
+def in_one_chain(a: Arguments) -> Arguments:
+    """Log-probs of the policy that are off by the error of such a sum."""
+    x = np.asarray(a["policy_logits"], np.float64)
+    terms = np.exp(x - x.max(-1, keepdims=True))
+    off = np.log(broken.added_in_one_chain(terms.astype(np.float32)) / terms.sum(-1))
+    return {**a, "old_logps": np.asarray(a["old_logps"] + off, np.float32)}
+
+
 DEFECTS: dict[str, tuple[Any, Any, set[str]]] = {
     "unmasked": (unmasked, lambda a: 1.0, {"accuracy", "raised", "nonfinite"}),
     "swapped": (swapped, lambda a: 1.0, {"accuracy"}),
     "one_group": (one_group, lambda a: 1.0, {"accuracy"}),
     "no_beta": (no_beta, lambda a: 1.0, {"accuracy", "option_dead"}),
+    "in_one_chain": (in_one_chain, lambda a: 1.0, {"accuracy"}),
     "no_temperature": (same, lambda a: float(a.get("temperature", 1.0)), {"grad_accuracy"}),
     "twice": (same, lambda a: 2.0, {"grad_accuracy"}),
     "none": (same, lambda a: 1.0, set()),

@@ -18,6 +18,7 @@ from ..stored import Stored, of
 from . import grpo_loss_inputs as inputs_of
 from .group_advantages import GroupAdvantages, torch_group_advantages
 from .linear_logp import torch_active
+from .linear_logp_inputs import FLAT, UNEVEN
 from .logp import logit_oracle, policy_gradient, torch_logp
 from .ppo_loss import torch_ppo_loss
 
@@ -56,11 +57,11 @@ class GrpoLoss(OpSpec):
     all_active: Mapping[str, Any] = {"mask": "none"}
     shapes: Sequence[Changes] = (
         _shape(12, 7, 130),
-        _shape(4, 1, 1),
-        _shape(4, 3, 2),
         _shape(0, 5, 9),
         _shape(4, 0, 9),
         _shape(16, 33, 257),
+        *(_shape(4, 2, vocab) for vocab in UNEVEN),
+        *(_shape(2, 1, vocab, "flat") for vocab, _ in FLAT),
     )
     specialized_shapes = shapes[:1]
     specialized_most = 20

@@ -19,6 +19,7 @@ KINDS = {
     "random": "log-ratios of standard deviation 0.3, ragged masks",
     "benchmark": "log-ratios of standard deviation 0.1",
     "constant": "every logit and reward the same",
+    "flat": "logits of standard deviation 1e-5",
     "near": "equal rewards, references of 1e-4 away: a loss of k3 of 1e-9",
     "far": "log-ratios and distances to the reference of hundreds, beyond every clamp",
     "garbage": "NaN, infinities and wild ids in inactive tokens",
@@ -50,6 +51,8 @@ def draw(case: Case) -> dict[str, Any]:
     spread = {"benchmark": 0.1, "near": 1e-4}.get(case.kind, 0.3)
     policy = 2.0 * rng.normal(size=(*tokens, vocab))
     ref = policy + spread * rng.normal(size=policy.shape)
+    if case.kind == "flat":
+        policy, ref = 0.5e-5 * policy, 0.5e-5 * ref
     rewards = rng.normal(size=lead)
     if case.kind == "constant":
         value = float(o.get("constant_value", 0.5))

@@ -48,6 +48,12 @@ def _shape(lead: tuple[int, ...], vocab: int, depth: int, **more: Any) -> Change
     return {"lead": lead, "sizes": {"vocab": vocab, "hidden": depth}, **more}
 
 
+def flat(value: float) -> Changes:
+    """Of a case whose logits are this value, nearly."""
+    options = {"constant_value": value, "return_entropy": True, "return_lse": True}
+    return {"kind": "flat", "options": options}
+
+
 def _with_and_without_bias(
     shapes: Sequence[tuple[tuple[int, ...], int, int]], *more: Changes
 ) -> list[Changes]:
@@ -82,6 +88,8 @@ class LinearLogp(OpSpec):
     own_options: tuple[str, ...] = ("bias", "mask", "target")
     shapes: Sequence[Changes] = _with_and_without_bias(
         SHAPES,
+        *(_shape((3,), vocab, 3) for vocab in inputs_of.UNEVEN),
+        *(_shape((2,), vocab, 4, **flat(value)) for vocab, value in inputs_of.FLAT),
         _shape((2, 8), 1153, 64, kind="neg_inf"),
         _shape((4, 4), 4096, 256, kind="benchmark"),
     )

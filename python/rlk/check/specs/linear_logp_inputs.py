@@ -14,6 +14,7 @@ KINDS = {
     "random": "normal values, logits of standard deviation 1 to 4",
     "benchmark": "the benchmarks' inputs: 0.5 N(0,1) and N(0,1)/sqrt(D); error at most 1e-4",
     "constant": "every value the same, so that log p = -log V",
+    "flat": "logits of standard deviation 1e-5 around one value, as a fresh head's",
     "offset": "1e4 added to every logit",
     "negative": "every logit between -300 and -200",
     "neg_inf": "masked vocabulary: columns at -inf, whole tiles of them where V allows",
@@ -24,6 +25,12 @@ KINDS = {
     "nan_row": "a NaN in one active row, which must stay there",
     "zero_upstream": "rows whose upstream gradient is zero among others that are large",
 }
+
+# Vocabularies whose eight segments are uneven, short or empty.
+UNEVEN = (*range(1, 18), 1535, 1537, 50257)
+# Long ones with the value of flat logits there: rounding errors of like terms have one sign, so
+# that a sum in one chain is too far off. Around a value other than 0, 16 bits hold no noise.
+FLAT = ((50257, 2.0), (262144, 0.0), (2**20, 0.0))
 
 # bias: none | same | float32; temperature: a number or "row"; mask: its dtype; target: its dtype;
 # ignored: share of rows at ignore_index; softcap, logit_scale: numbers; return_*: True.
@@ -102,6 +109,9 @@ def _head(case: Case) -> dict[str, Any]:
         value = case.options.get("constant_value", 0.5)
         hidden, weight = np.full_like(hidden, value), np.full_like(weight, value)
         bias = None if bias is None else np.full_like(bias, value)
+    elif case.kind == "flat":
+        hidden, weight = np.sign(hidden), 1e-5 / deviation * weight
+        bias = None if bias is None else np.full_like(bias, case.options.get("constant_value", 0.0))
     elif case.kind == "negative":
         hidden[..., 0], weight[:, 0] = 16.0, -250.0 / 16.0
     elif case.kind == "dominant":

@@ -14,7 +14,7 @@ from ..contract import Coefficients
 from ..oracle import Bounded, LinearLogprob, LogitRows, linear_logprob, logit_gradient
 from ..spec import Adapter, Changes, RandomShape
 from . import linear_logp_inputs as inputs_of
-from .linear_logp import LinearLogp, row_options, torch_linear_logp
+from .linear_logp import LinearLogp, flat, row_options, torch_linear_logp
 
 
 def shape(lead: tuple[int, ...], vocab: int, **more: Any) -> Changes:
@@ -48,6 +48,8 @@ class Logp(LinearLogp):
         shape((33,), 4099),
         shape((0,), 64),
         shape((1, 24), 32003),
+        *(shape((3,), vocab) for vocab in inputs_of.UNEVEN),
+        *(shape((2,), vocab, **flat(value)) for vocab, value in inputs_of.FLAT),
     )
     specialized_shapes: Sequence[Changes] = (
         shape((2, 8), 257),

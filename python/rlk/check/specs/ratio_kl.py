@@ -73,6 +73,8 @@ class RatioKl(Logp):
         shape((1, 5), 193),
         shape((0,), 64),
         shape((33,), 1030),
+        *(shape((3,), vocab) for vocab in inputs_of.UNEVEN),
+        *(shape((2,), vocab, kind="flat") for vocab, _ in inputs_of.FLAT),
     )
     specialized_shapes = shapes[:1]
     specialized_most = 24
