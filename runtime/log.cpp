@@ -22,11 +22,17 @@ namespace {
 
 std::mutex& stderr_mutex() { return spdlog::details::console_mutex::mutex(); }
 
-// A child must not find it taken by a thread that it does not have. Registered while the library is
-// loaded: what is registered later is called earlier, so that builds, which log, have ended.
-[[maybe_unused]] const int fork_handlers =
-    ::pthread_atfork([] { stderr_mutex().lock(); }, [] { stderr_mutex().unlock(); },
-                     [] { stderr_mutex().unlock(); });
+spdlog::logger& logger();
+
+// A child must not find it taken, or the logger half made, by a thread that it does not have.
+// Registered while the library is loaded: what is registered later is called earlier, so that
+// builds, which log, have ended.
+[[maybe_unused]] const int fork_handlers = ::pthread_atfork(
+    [] {
+      logger();
+      stderr_mutex().lock();
+    },
+    [] { stderr_mutex().unlock(); }, [] { stderr_mutex().unlock(); });
 
 spdlog::level::level_enum spdlog_level(LogLevel level) {
   switch (level) {
