@@ -120,8 +120,8 @@ class OpSpec(ABC):
         """The inputs of a case: what is drawn, rounded and laid out, and its options."""
         values = {name: case.options.get(name, value) for name, value in self.defaults.items()}
         for name, value in self.draw(case).items():
-            if isinstance(value, np.ndarray):
-                value = of(value, self.dtype_of(case, name), self.layout_of(case, name))
+            if isinstance(value, (np.ndarray, np.generic)):  # one row may come without an axis
+                value = of(np.asarray(value), self.dtype_of(case, name), self.layout_of(case, name))
             values[name] = value
         names = tuple(n for n in self.row_inputs if isinstance(values.get(n), Stored))
         inputs = Inputs(values, self.lead_of(case), names)

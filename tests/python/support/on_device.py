@@ -20,6 +20,7 @@ MIB = 1 << 20
 
 def graph_of(step: Any) -> tuple[Any, Any]:
     """A CUDA graph of step(), and the results that its replays write."""
+    torch.cuda.synchronize()  # the other stream would not wait for what step() reads
     with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(2):
             step()
