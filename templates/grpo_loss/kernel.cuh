@@ -34,8 +34,10 @@ using GrpoArgs = GrpoLossCudaArgs;
 
 extern __shared__ uint4 shared_memory[];
 
-// What a thread has under way. Registers are short where a cap may be.
-constexpr int kFoldAtOnce = kIsCapRunTime ? 1 : kLeavesAtOnce;
+// What a thread has under way. Registers are short where a cap may be, and with one where leaves
+// begin between fours of columns.
+constexpr bool kHasOddLeaves = kV >= 0 && LogpLeaves<kLogpLeaf>{kV}.segment() % 4 != 0;
+constexpr int kFoldAtOnce = kIsCapRunTime || (kMayBeCapped && kHasOddLeaves) ? 1 : kLeavesAtOnce;
 constexpr int kGradientsAtOnce = kIsCapRunTime ? 1 : 2;
 // Of the next row, while memory has nothing else to do.
 constexpr Int64 kPrefetchBytes = 64 << 10;
@@ -65,7 +67,7 @@ RLK_DEVICE KeptRow kept_row(const GrpoArgs& a, Int64 row) {
   const auto offset = static_cast<unsigned>(grpo_fixed_bytes(num_leaves(a)) - 16) +
                       static_cast<unsigned>(address(from) % 16);
   return {from, shared_address(shared_memory) + offset,
-          leaf_row(a, from).has_quads ? static_cast<int>(a.num_kept) : 0};
+          leaf_row(a, from).all_quads ? static_cast<int>(a.num_kept) : 0};
 }
 
 template <bool kCap>
@@ -112,8 +114,9 @@ RLK_DEVICE void write_row_gradients(const GrpoArgs& a, Int64 row) {
   const KeptRow kept = kept_row(a, row);
   T* const to = row_of(a.grad_logits, row);
   const GradientRow values = gradient_row(a, row, target_of(a, row));
+  // What is read again begins with a line of memory where rows do.
   const Int64 middle =
-      kept.num_leaves < num_leaves(a) ? leaves_of(a).at(kept.num_leaves).begin : vocab(a);
+      kept.num_leaves < num_leaves(a) ? leaves_of(a).at(kept.num_leaves).begin & ~63 : vocab(a);
   write_gradients<kCap, kGradientsAtOnce>(
       a, values, kept.from, to, middle, vocab(a),
       [&](unsigned(&words)[4], Int64 col) { ld_stream(words, kept.from + col); });

@@ -22,7 +22,12 @@ struct LeafRow {
   const T* data;
   Int64 col_stride;
   int lane;
-  bool has_quads;  // four columns of a segment are one aligned access
+  bool all_quads;  // four columns of any leaf are one aligned access
+
+  RLK_DEVICE bool has_quads(const Args& a, const LogpLeaf& leaf) const {
+    if (leaves_of(a).segment() % 4 == 0) return all_quads;  // leaves begin alike
+    return col_stride == 1 && address(data + leaf.begin) % (4 * sizeof(T)) == 0;
+  }
 };
 
 RLK_DEVICE LeafRow leaf_row(const Args& a, const T* data) {
@@ -31,15 +36,17 @@ RLK_DEVICE LeafRow leaf_row(const Args& a, const T* data) {
               leaves_of(a).segment() % 4 == 0};
 }
 
-RLK_DEVICE void load_leaf(const LeafRow& row, const LogpLeaf& leaf, Quad (&q)[kGroups]) {
+RLK_DEVICE void load_leaf(const Args& a, const LeafRow& row, const LogpLeaf& leaf,
+                          Quad (&q)[kGroups]) {
   const Int64 col = Int64{leaf.begin} + 4 * row.lane;
-  if (row.has_quads && leaf.cols >= kLogpLeaf) {
+  const bool has_quads = row.has_quads(a, leaf);
+  if (has_quads && leaf.cols >= kLogpLeaf) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) ld_stream(q[g].words, row.data + (col + 64 * g));
     return;
   }
   const int left = leaf.cols - 4 * row.lane;
-  if (row.has_quads && leaf.cols % 4 == 0) {
+  if (has_quads && leaf.cols % 4 == 0) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (64 * g < left) ld_stream(q[g].words, row.data + (col + 64 * g));
@@ -178,7 +185,7 @@ RLK_DEVICE void fold_leaves(const Args& a, const LeafRow& row, float scale, int 
   const auto load_next = [&](int first, LeafCursor at) {
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      if (first + 2 * u < end) load_leaf(row, at.leaf(leaves), next[u]);
+      if (first + 2 * u < end) load_leaf(a, row, at.leaf(leaves), next[u]);
       at.move(leaves, 2);
     }
   };
