@@ -22,7 +22,11 @@ TensorArgument bind_first(py::handle object, const ArgumentName& name, py::handl
 }
 
 void* bind_stream(py::handle object, const TensorArgument& first, const ArgumentName& name) {
-  const bool is_cuda = first.tensor.device.kind == Device::Kind::cuda;
+  const Device device = first.tensor.device;
+  if (device.kind == Device::Kind::other) {  // before it is compared with another argument's
+    throw Unsupported(ArgumentName{name.op, "device"}.fault("cpu or cuda", text(device)));
+  }
+  const bool is_cuda = device.kind == Device::Kind::cuda;
   const bool has_current = is_cuda && first.framework.api != nullptr &&
                            first.framework.api->current_work_stream != nullptr;
   if (!object.is_none() && (!is_cuda || has_current)) {

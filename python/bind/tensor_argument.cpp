@@ -123,13 +123,15 @@ std::string first_line(const py::error_already_set& error) {
   return reason;
 }
 
+constexpr std::string_view k_dtypes =
+    "float32, bfloat16 or float16 (target and mask: integers or bool)";
+
 // A sparse or meta tensor, or one of a type that DLPack does not know.
 [[noreturn]] void throw_not_readable(py::handle object, const ArgumentName& argument) {
   const py::error_already_set error;
-  throw InvalidArgument(argument.fault(
-      "a dense tensor in memory, of float32, bfloat16 or float16 (target and mask: integers or "
-      "bool)",
-      fmt::format("{} ({})", Py_TYPE(object.ptr())->tp_name, first_line(error))));
+  throw InvalidArgument(
+      argument.fault(fmt::format("a dense tensor in memory, of {}", k_dtypes),
+                     fmt::format("{} ({})", Py_TYPE(object.ptr())->tp_name, first_line(error))));
 }
 
 DType numpy_dtype(const py::dtype& dtype) {
@@ -162,7 +164,17 @@ DType numpy_dtype(const py::dtype& dtype) {
   }
 }
 
+// A subclass of NumPy's whose values are not all there.
+bool is_masked(const py::array& array) {
+  if (Py_TYPE(array.ptr()) == py::detail::npy_api::get().PyArray_Type_) return false;
+  return py::isinstance(array, py::module_::import("numpy.ma").attr("MaskedArray"));
+}
+
 TensorArgument bind_numpy(py::array array, const ArgumentName& argument) {
+  if (is_masked(array)) {
+    throw InvalidArgument(
+        argument.fault("an array without a mask of its own", Py_TYPE(array.ptr())->tp_name));
+  }
   const DType dtype = numpy_dtype(array.dtype());
   expect_rank(static_cast<int>(array.ndim()), argument);
   const auto item_bytes = static_cast<py::ssize_t>(size_bytes(dtype));
@@ -201,8 +213,9 @@ py::object ask_capsule(py::handle object, std::intptr_t stream) {
   py::dict arguments;
   const py::object device = py::getattr(object, "__dlpack_device__", py::none());
   if (!device.is_none()) {
-    const auto type = py::cast<int>(device()[py::int_(0)]);
-    if (type == kDLCUDA || type == kDLCUDAManaged) arguments["stream"] = stream;
+    const py::object type = device()[py::int_(0)];
+    const auto is = [&](int code) { return type.equal(py::int_(code)); };
+    if (is(kDLCUDA) || is(kDLCUDAManaged)) arguments["stream"] = stream;
   }
   const py::object produce = object.attr("__dlpack__");
   try {
@@ -245,10 +258,7 @@ void raise_allocation_error(void*, const char* kind, const char* message) {
   PyErr_Format(PyExc_RuntimeError, "%s: %s", kind, message);
 }
 
-}  // namespace
-
-TensorArgument bind_tensor(py::handle object, const ArgumentName& argument, std::intptr_t stream) {
-  if (object.is_none()) return {};
+TensorArgument read_tensor(py::handle object, const ArgumentName& argument, std::intptr_t stream) {
   if (const auto* api = exchange_api(Py_TYPE(object.ptr()))) {
     DLTensor source{};
     if (api->dltensor_from_py_object_no_sync(object.ptr(), &source) != 0) {
@@ -258,7 +268,7 @@ TensorArgument bind_tensor(py::handle object, const ArgumentName& argument, std:
     if (is_lazily_negated(object, tensor.dtype)) {
       // DLPack does not tell that the values in memory have the other sign.
       py::object owner = object.attr("resolve_neg")();
-      return {bind_tensor(owner, argument).tensor, {api}, owner};
+      return {read_tensor(owner, argument, stream).tensor, {api}, owner};
     }
     return {tensor, {api}, {}};
   }
@@ -272,6 +282,19 @@ TensorArgument bind_tensor(py::handle object, const ArgumentName& argument, std:
   }
   throw InvalidArgument(argument.fault("a torch tensor, NumPy array or DLPack tensor",
                                        Py_TYPE(object.ptr())->tp_name));
+}
+
+}  // namespace
+
+TensorArgument bind_tensor(py::handle object, const ArgumentName& argument, std::intptr_t stream) {
+  if (object.is_none()) return {};
+  TensorArgument bound = read_tensor(object, argument, stream);
+  if (bound.tensor.dtype == DType::other) {  // nothing reads it, and here it still has its name
+    throw InvalidArgument(
+        argument.fault(fmt::format("{}, in the machine's byte order", k_dtypes),
+                       py::str(py::getattr(object, "dtype", py::str("another")))));
+  }
+  return bound;
 }
 
 Output make_output(const Framework& framework, DType dtype, Device device,

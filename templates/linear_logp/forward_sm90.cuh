@@ -57,7 +57,7 @@ struct Fold {
     if (!a.bias.data) return;
 #pragma unroll 1
     for (int i = t; i < Sm90Loop::kCols; i += 128) {
-      const Int64 col = min<Int64>(leaf.begin + i, vocab(a) - 1);
+      const Int64 col = min(Int64{leaf.begin} + i, vocab(a) - 1);
       s.bias[i] = read_float(a.bias.data, col * a.bias.stride, a.bias.type);
     }
   }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 namespace rlk {
 namespace {
@@ -102,6 +103,10 @@ MainStep main_step_sm90(Driver& driver, const LinearLogpCall& call, const CudaPl
                 max_sms > 0 ? std::min(max_sms, num_sms) : num_sms};
   const auto& args = plan.args;
   const DType dtype = call.hidden.dtype;
+  if (args.num_rows > std::numeric_limits<int>::max()) {  // a tensor map's coordinates are ints
+    throw Unsupported(Fault{"linear_logp", "hidden", "fewer than 2^31 rows on sm_90a",
+                            std::to_string(args.num_rows)});
+  }
   make_tensor_map(&main.maps.hidden, driver, dtype, plan.hidden, tile.rows);
   main.maps.gathered = main.maps.hidden;
   if (plan.gathered.data != plan.hidden.data) {

@@ -59,7 +59,8 @@ def linear_logp(
         rlk.InvalidArgument: a shape, dtype, device or value is wrong (a ValueError). On CUDA a
             target out of range makes its row NaN and is raised by a later call or `check_errors`.
         rlk.Unsupported: nothing here can run this device and dtype, or a tensor carries a tangent
-            of forward-mode differentiation (a NotImplementedError).
+            of forward-mode differentiation or is inside a torch.func transform (a
+            NotImplementedError).
 
     Example:
         >>> log_probs = rlk.jit.linear_logp(hidden, lm_head.weight, tokens, temperature=0.7)

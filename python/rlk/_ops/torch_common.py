@@ -48,6 +48,7 @@ def check_operands(op: str, arguments: Arguments, names: tuple[str, ...]) -> lis
                 type(operand).__name__,
             )
     refuse_tangents(op, arguments, names)
+    refuse_transforms(op, arguments, names)
     return [arguments[name] for name in names]
 
 
@@ -62,6 +63,18 @@ def refuse_tangents(op: str, arguments: Arguments, names: Iterable[str]) -> None
         if forward_ad.unpack_dual(operand).tangent is not None:
             expected = "a tensor without a tangent (no forward-mode derivative is there)"
             raise Unsupported(Fault(op, name, expected, "one with it"))
+
+
+def refuse_transforms(op: str, arguments: Arguments, names: tuple[str, ...]) -> None:
+    """Those of torch.func: torch's own error names no argument."""
+    functions: Any = torch._C
+    active = getattr(functions, "_are_functorch_transforms_active", None)  # has no public name
+    if active is None or not active():
+        return
+    wrapped = functions._functorch.is_functorch_wrapped_tensor
+    found = (n for n in names if isinstance(arguments[n], torch.Tensor) and wrapped(arguments[n]))
+    expected = "a tensor outside of the transforms of torch.func (torch.autograd.grad is there)"
+    raise Unsupported(Fault(op, next(found, names[0]), expected, "one inside"))
 
 
 #: The options of logits that are numbers, and what may be given for each.

@@ -109,6 +109,8 @@ def _claim(logits: Any, arguments: Arguments) -> _Claim:
     elif owner.numel() != logits.numel() and _is_of_many(logits):
         # torch refuses any use of the others once the memory of one is written.
         got = "one of the views that one operation made (chunk, split, unbind; a slice would do)"
+    elif logits.is_neg():
+        got = "a view whose sign is still to be applied (its resolve_neg() has memory of its own)"
     elif (other := _claims.get(owner)) and other() and not _runs_again():
         got = "a view of what the backward of another call is still to write over"
     for name, value in arguments.items():

@@ -104,9 +104,22 @@ def test_dtypes_and_shapes(changed, message):
     refused(message, **changed)
 
 
-@pytest.mark.parametrize("kind", [">f4", "O", "U3", "longdouble", "datetime64[s]"])
-def test_dtypes_without_a_name(kind):
-    refused(f"hidden: expected dtype {THREE}, got .*", hidden=zeros(ROWS, DIM).astype(kind))
+@pytest.mark.parametrize("name", ["hidden", "target", "mask"])
+@pytest.mark.parametrize("kind", [">f4", ">i8", ">u2", "O", "U3", "longdouble", "datetime64[s]"])
+def test_dtypes_that_no_op_reads(name, kind):
+    shape = (ROWS, DIM) if name == "hidden" else (ROWS,)
+    got = re.escape(str(np.dtype(kind)))
+    expected = rf"{THREE} \(target and mask: integers or bool\), in the machine's byte order"
+    refused(f"{name}: expected {expected}, got {got}", **{name: zeros(*shape).astype(kind)})
+
+
+@pytest.mark.parametrize("name", ["hidden", "weight", "target", "bias", "mask", "temperature"])
+def test_an_array_with_a_mask_of_its_own(name):
+    given = {"mask": np.ones(ROWS), "temperature": np.ones(ROWS), **arguments()}
+    hides = np.ma.masked_array(given[name], mask=np.arange(given[name].size) == 0)
+    refused(
+        f"{name}: expected an array without a mask of its own, got MaskedArray", **{name: hides}
+    )
 
 
 def test_bias_of_another_short_type():
@@ -279,6 +292,18 @@ def test_a_producer_that_gives_no_capsule():
     refused(
         "weight: expected a DLPack capsule of version 1 or before, got another", weight=Broken()
     )
+
+
+@pytest.mark.parametrize("device", ["cpu", ("cpu", 0), (None, 0), (), 1])
+def test_a_producer_whose_device_is_none(device):
+    class Producer:
+        def __dlpack__(self, **options):
+            raise BufferError("what device?")
+
+        def __dlpack_device__(self):
+            return device
+
+    refused("weight: expected a tensor that DLPack can export, got .*", weight=Producer())
 
 
 def test_classes_of_errors():

@@ -241,12 +241,17 @@ def test_a_producer_on_another_device():
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
     class Remote(Foreign):
+        kind = 2  # kDLCUDA
+
         def __dlpack__(self, **options):
             capsule = super().__dlpack__(**options)
             # DLManagedTensorVersioned: version, manager_ctx, deleter, flags, data, device
             at = pointer(capsule, b"dltensor_versioned") + 8 + 8 + 8 + 8 + 8
-            ctypes.c_int32.from_address(at).value = 2  # kDLCUDA
+            ctypes.c_int32.from_address(at).value = self.kind
             return capsule
+
+    class Elsewhere(Remote):
+        kind = 8  # kDLMetal
 
     with pytest.raises(
         rlk.InvalidArgument, match=r"linear_logp: weight: expected device cpu .*, got cuda:0"
@@ -254,3 +259,6 @@ def test_a_producer_on_another_device():
         rlk.jit.linear_logp(p.hidden, Remote(p.weight), p.target)
     with pytest.raises(rlk.Unsupported, match=r"linear_logp: device: expected a CUDA .*cuda:0"):
         rlk.jit.linear_logp(*(Remote(array) for array in p.operands[:3]))
+    for operands in ((Elsewhere(p.hidden), p.weight, p.target), map(Elsewhere, p.operands[:3])):
+        with pytest.raises(rlk.Unsupported, match=r"linear_logp: device: .*neither cpu nor cuda"):
+            rlk.jit.linear_logp(*operands)

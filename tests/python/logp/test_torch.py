@@ -237,6 +237,15 @@ def test_what_needs_no_gradient():
         rlk.jit.logp(p.logits.cpu().numpy(), p.target.cpu().numpy(), temperature=heat)
 
 
+def test_in_place_on_a_view_whose_sign_is_still_to_be_applied_is_refused():
+    p = tensors()
+    whole = torch.complex(p.logits, p.logits).requires_grad_()
+    lazy = (whole * 1).conj().imag
+    assert lazy.is_neg()
+    with pytest.raises(rlk.InvalidArgument, match=r"^logp: inplace_backward: .*sign"):
+        rlk.jit.logp(lazy, p.target, inplace_backward=True)
+
+
 def test_shifted_targets():
     """prime-rl #1525: position t predicts token t + 1."""
     p = tensors(lead=(3, 5))

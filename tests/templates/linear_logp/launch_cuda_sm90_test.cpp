@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward's steps by the loop of sm_90a: grid, matrices, gathered rows, counters.
+#include "tests/support/what.hpp"
 #include "tests/templates/linear_logp/launch_cuda_fixture.hpp"
 
 namespace rlk::test {
@@ -39,6 +40,12 @@ TEST_F(LaunchCudaSm90Test, TheGridIsTheCardOrFewer) {
     wanted.max_sms = max_sms;
     EXPECT_EQ(run(wanted).at(0).blocks, static_cast<unsigned>(std::min(max_sms, 132)));
   }
+}
+
+TEST_F(LaunchCudaSm90Test, MoreRowsThanATensorMapHasAreRefused) {
+  const CudaCase wanted = on_sm90({.rows = Int64{1} << 31, .vocab = 8, .dim = 64});
+  EXPECT_EQ(what<Unsupported>([&] { run(wanted); }),
+            "linear_logp: hidden: expected fewer than 2^31 rows on sm_90a, got 2147483648");
 }
 
 TEST_F(LaunchCudaSm90Test, EachTileHasItsShape) {
