@@ -43,7 +43,9 @@ float from_float16(std::uint16_t bits) {
 
 std::vector<std::int64_t> read_integers(const Tensor& tensor) {
   switch (tensor.dtype) {
-    case DType::boolean:
+    case DType::boolean:  // any byte but 0 is true
+      return read_as<std::uint8_t, std::int64_t>(
+          tensor, [](std::uint8_t value) { return std::int64_t{value != 0}; });
     case DType::u8:
       return integers<std::uint8_t>(tensor);
     case DType::i8:

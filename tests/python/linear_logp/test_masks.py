@@ -143,3 +143,11 @@ def test_masks_of_two_axes():
     check(p, mask=mask)
     check(p, mask=np.asfortranarray(mask))
     check(p, mask=np.broadcast_to(np.arange(9) < 5, (4, 9)))
+
+
+def test_any_byte_but_zero_is_true():
+    p, mask = masked(9)
+    true = (np.arange(9) * 37 % 255 + 1).astype(np.uint8)
+    odd = np.where(mask, true, 0).astype(np.uint8).view(bool)
+    for view in (odd, np.repeat(odd, 2)[::2]):
+        assert same_bits(p.logp(mask=view), p.logp(mask=mask))

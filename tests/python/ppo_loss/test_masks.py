@@ -50,6 +50,14 @@ def test_inactive_tokens_may_hold_anything(options):
             assert a is c is None or same(a, c)
 
 
+def test_any_byte_but_zero_is_true():
+    b = batch()
+    odd = np.where(b.mask, 104, 0).astype(np.uint8).view(bool)
+    want = b.loss()
+    for mask in (odd, np.repeat(odd, 2, axis=1)[:, ::2]):
+        assert same(b.but(mask=mask).loss().loss, want.loss)
+
+
 @pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean_valid", "token_sum"])
 @pytest.mark.parametrize("shape", [(3, 5), (0, 4), (2, 0)])
 def test_no_active_token(reduction, shape):
