@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlk import _core
@@ -97,12 +98,14 @@ def refuse_options(op: str, arguments: Arguments) -> None:
 def save(ctx: Any, op: str, *given: Arguments) -> None:
     """Keeps arguments, and what a forward made, for `restored`.
 
-    Tensors are torch's to keep: it refuses a backward after an in-place change of one.
+    Tensors are torch's to keep: it refuses a backward after an in-place change of one. Of NumPy's
+    arrays, whose changes nobody counts, a copy is kept.
     """
     tensors: Arguments = {}
-    ctx.plain = {}
+    others: Arguments = {}
     for arguments in given:
-        _core.split_tensors(arguments, tensors, ctx.plain)
+        _core.split_tensors(arguments, tensors, others)
+    ctx.plain = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in others.items()}
     for name, saved in tensors.items():
         if saved.is_inference():  # torch saves none
             expected = "a tensor made outside of torch.inference_mode() (its clone() is one)"

@@ -256,3 +256,19 @@ def test_transforms_of_torch_func_are_refused(transform):
     for argument, (x, call) in calls.items():
         with pytest.raises(rlk.Unsupported, match=f"^{argument}: expected .*torch.func"):
             of(lambda x, call=call: call(x).sum(), *([x] if transform == "vjp" else []))(x)
+
+
+@pytest.mark.parametrize("name", ["target", "mask", "temperature"])
+def test_a_change_of_an_array_between_the_passes_is_not_seen(name):
+    hidden, weight, target = tensors()
+    given = {"target": target, "mask": torch.ones(3, 4), "temperature": torch.ones(3, 4)}
+    array = given[name].numpy().copy()
+    grads = []
+    for options in (given, {**given, name: array}):
+        leaf = hidden.clone().requires_grad_()
+        found = rlk.jit.linear_logp(leaf, weight, **options).sum()
+        if options is not given:
+            array[...] = name == "target"
+        found.backward()
+        grads.append(leaf.grad)
+    assert same_bits(*grads)
