@@ -25,11 +25,11 @@ RLK_INLINE float join(Chains c) { return (c[0] + c[1]) + (c[2] + c[3]); }
 RLK_INLINE void fold_leaf(const Args& a, Int64 row, Int64 leaf) {
   alignas(64) float z[kLeaf], factor[kLeaf];
   const LogpLeaf of_leaf = leaves_of(a).at(leaf);
-  const Int64 cols = of_leaf.cols;
+  const Int64 begin = of_leaf.begin, cols = of_leaf.cols;
   const Int64 padded = ceil_div(cols, kLanes) * kLanes;
   const VecF scale = splat(inverse_temperature(a, row));
-  load_span(a.logits.data, offset_of(a, a.logits, row, of_leaf.begin), a.logits.col_stride, kX, z,
-            cols, padded);
+  load_span(a.logits.data, offset_of(a, a.logits, row, begin), a.logits.col_stride, kX, z, cols,
+            padded);
   VecF largest = splat(-__builtin_inff());
 #pragma clang loop unroll(disable)
   for (Int64 v = 0; v < padded; v += kLanes) {
@@ -42,7 +42,7 @@ RLK_INLINE void fold_leaf(const Args& a, Int64 row, Int64 leaf) {
   float max = largest[0];
 #pragma clang loop unroll(full)
   for (int i = 1; i < kLanes; ++i) max = largest[i] > max ? largest[i] : max;
-  const Int64 target = a.target[a.first_row + row] - of_leaf.begin;
+  const Int64 target = a.target[a.first_row + row] - begin;
   if (target >= 0 && target < cols) a.lane_target_logit[row] = z[target];
 
   const VecF base = base_of(splat(max));
@@ -67,10 +67,15 @@ RLK_INLINE void fold_leaf(const Args& a, Int64 row, Int64 leaf) {
     const Chains term = z[v], by = factor[v];
     moment[0] = fma_chains(term, by, moment)[0];
   }
-  const Int64 at = leaf * a.padded_rows + row;
-  a.partial_max[at] = max;
-  a.partial_sum[at] = join(sum);
-  if (entropy) a.partial_moment[at] = join(moment);
+  // The last row stands for those that fill up its vector: what lies there may be denormal, slow.
+  const Int64 end = row + 1 < a.num_rows ? row + 1 : ceil_div(a.num_rows, kLanes) * kLanes;
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 i = row; i < end; ++i) {
+    const Int64 at = leaf * a.padded_rows + i;
+    a.partial_max[at] = max;
+    a.partial_sum[at] = join(sum);
+    if (entropy) a.partial_moment[at] = join(moment);
+  }
 }
 
 }  // namespace
