@@ -18,6 +18,7 @@ RLK_INLINE Chains fma_chains(Chains a, Chains b, Chains c) {
   return a * b + c;
 #endif
 }
+RLK_INLINE float larger(float a, float b) { return b > a ? b : a; }
 RLK_INLINE float join(Chains c) { return (c[0] + c[1]) + (c[2] + c[3]); }
 
 // The partial of one leaf. Order: maximum, then the terms of each sum in four chains, the last
@@ -39,9 +40,10 @@ RLK_INLINE void fold_leaf(const Args& a, Int64 row, Int64 leaf) {
     store(z + v, x);
     largest = select(x > largest, x, largest);  // a NaN is passed over here and found by the sum
   }
-  float max = largest[0];
+  float maxima[4] = {largest[0], largest[1], largest[2], largest[3]};
 #pragma clang loop unroll(full)
-  for (int i = 1; i < kLanes; ++i) max = largest[i] > max ? largest[i] : max;
+  for (int i = 4; i < kLanes; ++i) maxima[i % 4] = larger(maxima[i % 4], largest[i]);
+  const float max = larger(larger(maxima[0], maxima[1]), larger(maxima[2], maxima[3]));
   const Int64 target = a.target[a.first_row + row] - begin;
   if (target >= 0 && target < cols) a.lane_target_logit[row] = z[target];
 
