@@ -41,9 +41,7 @@ bool is_of_use(FileSystem& files, const std::string& folder) {
   return is_folder(files, folder) || could_write(files, folder);
 }
 
-std::optional<std::string> temp_folder(const std::optional<std::string>& tmpdir,
-                                       FileSystem& files) {
-  const std::string parent = tmpdir.value_or("/tmp");
+std::optional<std::string> temp_folder(const std::string& parent, FileSystem& files) {
   if (!is_folder(files, parent) || !could_write(files, parent)) return std::nullopt;
   // The name is known to all, so that what lies there may be planted: then one that nobody can
   // guess.
@@ -72,14 +70,14 @@ DefaultFolder choose(const FolderEnvironment& environment, FileSystem& files) {
     if (is_folder(files, *home) && is_of_use(files, folder)) return found(folder);
     reason = folder + " cannot be written";
   }
-  const auto folder = temp_folder(absolute_only(environment.tmpdir, "TMPDIR", note), files);
+  const auto parent = absolute_only(environment.tmpdir, "TMPDIR", note).value_or("/tmp");
+  const auto folder = temp_folder(parent, files);
   if (!note.empty()) note += "; ";
-  note += folder
-              ? fmt::format(
-                    "{}; kernels are stored in {}; set RLK_CACHE_DIR to a folder that "
-                    "lasts",
-                    reason, *folder)
-              : fmt::format("{}, nor can the temp folder; compiled kernels are not stored", reason);
+  const std::string where =
+      folder
+          ? "kernels are stored in " + *folder
+          : fmt::format("nor is {} a folder to write to; compiled kernels are not stored", parent);
+  note += fmt::format("{}; {}; set RLK_CACHE_DIR to a folder that lasts", reason, where);
   return {folder, note, true};
 }
 

@@ -168,7 +168,7 @@ void DiskStore::sweep_if_due(const std::string& folder) {
   if (lock && lock->try_lock() == EAGAIN) return;
   const auto claimed = claim_sweep(files_, folder, sharing_);
   Swept swept;
-  if (!claimed) swept.problem = fmt::format(".swept: {}", error_text(claimed.error));
+  if (!claimed) swept.problem = fmt::format("{}/.swept: {}", folder, error_text(claimed.error));
   if (claimed.value) {
     SweepLimits limits;
     if (budget_bytes_ > 0) limits = {budget_bytes_, budget_bytes_ / 5 * 4, {}};
@@ -177,8 +177,7 @@ void DiskStore::sweep_if_due(const std::string& folder) {
                swept.num_removed, swept.removed_bytes, swept.num_entries, swept.bytes);
   }
   if (!swept.problem.empty()) {
-    warn_once("sweep: " + swept.problem,
-              fmt::format("{}: not swept to its budget: {}", folder, swept.problem));
+    warn_once("sweep: " + swept.problem, "not swept to its budget: " + swept.problem);
   }
 }
 

@@ -32,21 +32,19 @@ void fail(ReadResult& result, ReadStatus status, std::string problem) {
 // `result`.
 bool open_checked(OpenFile& file, FileSystem& files, const std::string& path,
                   const ReadRules& rules, ReadResult& result) {
-  switch (file.error()) {
-    case 0:
-      break;
-    case ENOENT:
-    case ENOTDIR:
-      result.status = ReadStatus::absent;
-      return false;
-    case ELOOP:  // O_NOFOLLOW met a symbolic link
-    case ENXIO:  // a socket, or a device without a driver
-    case ENODEV:
+  if (file.error() == ENOENT || file.error() == ENOTDIR) {
+    result.status = ReadStatus::absent;
+    return false;
+  }
+  if (file.error() != 0) {
+    result.stat = files.stat(path, Links::keep).value;  // lists have its size and age all the same
+    // O_NOFOLLOW met a symbolic link; a socket, or a device without a driver.
+    if (file.error() == ELOOP || file.error() == ENXIO || file.error() == ENODEV) {
       fail(result, ReadStatus::refused, "expected a regular file, got something else");
-      return false;
-    default:
+    } else {
       fail(result, "open", file.error());
-      return false;
+    }
+    return false;
   }
   const auto stat = files.stat_open(file.number());
   if (!stat) {

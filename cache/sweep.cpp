@@ -101,7 +101,8 @@ class Sweep {
   }
 
   void note(const char* what, int error) {
-    if (swept_.problem.empty()) swept_.problem = fmt::format("{}: {}", what, error_text(error));
+    if (swept_.problem.empty())
+      swept_.problem = fmt::format("{}: {}: {}", folder_, what, error_text(error));
   }
 
   FileSystem& files_;

@@ -13,10 +13,18 @@ namespace rlk::cache {
 
 FolderTrust check_folder(FileSystem& files, const std::string& folder, Sharing sharing) {
   const Identity identity = current_identity();
+  const auto problem_of = [&](const FileStat& stat) {
+    std::string problem = trust_problem(folder, stat, sharing, identity);
+    // Asked of the system: a server or an access list may know more than the mode says.
+    if (!problem.empty() && files.access(folder, R_OK | X_OK) == EACCES) {
+      problem = trust_problem(folder, stat, sharing, identity, true);
+    }
+    return problem;
+  };
   auto stat = files.stat(folder, Links::keep);
   if (!stat) return {{}, stat.error};
   if (stat.value.kind == FileKind::symlink) {
-    auto problem = trust_problem(folder, stat.value, sharing, identity);
+    auto problem = problem_of(stat.value);
     if (!problem.empty()) return {std::move(problem), 0};
     stat = files.stat(folder, Links::follow);
     if (!stat) return {{}, stat.error};
@@ -24,7 +32,7 @@ FolderTrust check_folder(FileSystem& files, const std::string& folder, Sharing s
   if (stat.value.kind != FileKind::folder) {
     return {fmt::format("{}: expected a folder, got something else; remove it", folder), 0};
   }
-  return {trust_problem(folder, stat.value, sharing, identity), 0};
+  return {problem_of(stat.value), 0};
 }
 
 int make_folder(FileSystem& files, const std::string& folder, Sharing sharing) {

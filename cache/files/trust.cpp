@@ -70,7 +70,7 @@ Identity current_identity() {
 }
 
 std::string trust_problem(const std::string& path, const FileStat& stat, Sharing sharing,
-                          const Identity& identity) {
+                          const Identity& identity, bool closed) {
   const auto is_trusted = [&](Sharing with) {
     return is_trusted_owner(stat, with, identity) && has_trusted_mode(stat, with, identity);
   };
@@ -87,6 +87,9 @@ std::string trust_problem(const std::string& path, const FileStat& stat, Sharing
       mend = fmt::format("chmod {}-w '{}', or where that does not last ",
                          sharing == Sharing::group ? "o" : "go", path);
     }
+  }
+  if (closed) {
+    return fmt::format("{}: expected {}; closed to us; mend: another RLK_CACHE_DIR", path, wrong);
   }
   return fmt::format(
       "{}: expected {}; mend: {}RLK_CACHE_SHARED={} if all who may write it are trusted (as where "

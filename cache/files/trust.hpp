@@ -25,8 +25,9 @@ struct Identity {
 Identity current_identity();
 
 // Empty if a file, folder or link with this stat may be used; else why not and how to mend it.
+// closed: the system keeps us out as well, which no setting changes.
 std::string trust_problem(const std::string& path, const FileStat& stat, Sharing sharing,
-                          const Identity& identity);
+                          const Identity& identity, bool closed = false);
 
 // Rights given to what we make, whatever the umask. With `all` everybody may read; who may write is
 // for the folder's owner to say, so that we never add to them.

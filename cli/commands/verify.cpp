@@ -64,7 +64,7 @@ void print_for_people(const Context& context, const std::vector<Verdict>& verdic
   table.print(context.out, context.colour);
   context.out << fmt::format("{} sound", entries_text(verdicts.size() - num_bad));
   if (num_bad > 0) {
-    context.out << fmt::format(", {} of no use: a call that needs one compiles it anew", num_bad);
+    context.out << fmt::format(", {} of no use: a call that needs one goes on without it", num_bad);
   }
   context.out << '\n';
 }

@@ -58,7 +58,7 @@ void examine_layers(const jit::Layers& layers, cache::DiskStore& store, Policy p
   if (num_damaged > 0) {
     findings.push_back(
         {"entries", State::warn,
-         fmt::format("{} of no use; see rlk-jit list; a call that needs one compiles it anew",
+         fmt::format("{} of no use; see rlk-jit list; a call that needs one goes on without it",
                      num_damaged)});
   }
 }

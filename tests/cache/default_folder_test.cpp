@@ -122,7 +122,13 @@ TEST_F(DefaultFolderTest, WithNothingWritableThereIsNoFolder) {
   faulty.set_read_only();
   const auto folder = default_folder(environment_, faulty);
   EXPECT_FALSE(folder.path);
-  EXPECT_NE(folder.note, "");
+  const std::string rest = fmt::format(
+      "; nor is {} a folder to write to; compiled kernels are not stored; set RLK_CACHE_DIR to a "
+      "folder that lasts",
+      tmp_);
+  EXPECT_EQ(folder.note, home_ + "/.cache/rlk cannot be written" + rest);
+  environment_.home.reset();
+  EXPECT_EQ(default_folder(environment_, faulty).note, "no home folder" + rest);
 }
 
 TEST_F(DefaultFolderTest, AnOwnTempFolderIsTakenAgain) {

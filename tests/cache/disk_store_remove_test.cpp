@@ -28,6 +28,20 @@ TEST_F(StoreTest, FilesAreThereOnceLookedAt) {
   EXPECT_FALSE(entries[1].is_there);
 }
 
+// What cannot be opened still has a size and an age, and those of 1970 would be wrong.
+TEST_F(StoreTest, AnEntryThatCannotBeOpenedIsListedWithItsSizeAndAge) {
+  store().put(entry_of(1), compiler_a);
+  const ListedEntry sound = store().list().at(0);
+  for (const int error : {EACCES, ELOOP}) {
+    test::FaultyFileSystem faulty;
+    faulty.fail_verb("open", error);
+    const ListedEntry listed = store(faulty).list().at(0);
+    EXPECT_NE(listed.problem, "");
+    EXPECT_EQ(listed.file_bytes, sound.file_bytes);
+    EXPECT_EQ(listed.modified_s, sound.modified_s);
+  }
+}
+
 TEST_F(StoreTest, AWholeReadJudgesAsAGetDoes) {
   store().put(entry_of(1), compiler_a);
   DiskStore one = store();

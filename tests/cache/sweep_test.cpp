@@ -245,7 +245,7 @@ TEST_F(SweepTest, WhatCannotBeRemovedIsSaidOnceAndSweptAround) {
   DiskStore one = store_for(2, faulty);
   one.put(entry_of(4), compiler_a);
   EXPECT_EQ(numbers_there(5), (Numbers{0, 1, 4}));
-  EXPECT_TRUE(log_.contains("not swept to its budget: unlink: ")) << log_.text();
+  EXPECT_TRUE(log_.contains("not swept to its budget: " + folder_ + ": unlink: ")) << log_.text();
   remove_stamp();
   faulty.fail_verb("unlink", EBUSY, 1);
   one.put(entry_of(4), compiler_a);
@@ -256,7 +256,8 @@ TEST_F(SweepTest, WithoutRightsItStopsAtOnce) {
   put_entries(50);
   test::FaultyFileSystem faulty;
   faulty.fail_verb("unlink", EROFS);
-  EXPECT_EQ(sweep(faulty, folder_, {0, 0, {}}).problem, "unlink: Read-only file system");
+  EXPECT_EQ(sweep(faulty, folder_, {0, 0, {}}).problem,
+            folder_ + ": unlink: Read-only file system");
   EXPECT_EQ(faulty.num_calls("unlink"), 1);
   EXPECT_EQ(numbers_there(50).size(), 50u);
 }

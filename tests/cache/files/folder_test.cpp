@@ -95,6 +95,18 @@ TEST(Folder, LinksOfAnotherOwnerAreRefused) {
   EXPECT_NE(check_folder(files, temp / "link", Sharing::owner).problem, "");
 }
 
+// No setting opens what its modes close.
+TEST(Folder, TheSettingIsAdvisedOnlyWhereTheFolderIsOpenToUs) {
+  test::TempDir temp;
+  ASSERT_EQ(::chmod(temp.path().c_str(), 0777), 0);
+  test::FaultyFileSystem faulty;
+  const auto said = [&] { return check_folder(faulty, temp.path(), Sharing::owner).problem; };
+  EXPECT_NE(said().find("RLK_CACHE_SHARED=all"), std::string::npos);
+  faulty.fail_verb("access", EACCES);
+  EXPECT_EQ(said().find("RLK_CACHE_SHARED="), std::string::npos) << said();
+  EXPECT_NE(said().find("closed to us"), std::string::npos) << said();
+}
+
 TEST(Folder, CouldWriteLooksAtTheNearestThatExists) {
   test::TempDir temp;
   EXPECT_TRUE(could_write(files, temp.path()));
