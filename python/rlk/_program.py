@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C++ program rlk-jit that lies in the package, and how it is called."""
 
+import os.path
 import site
 import sysconfig
 from pathlib import Path
@@ -11,7 +12,7 @@ def site_folders() -> list[str]:
     named = [sysconfig.get_path("platlib"), sysconfig.get_path("purelib"), *site.getsitepackages()]
     if site.ENABLE_USER_SITE:
         named.append(site.getusersitepackages())
-    return [folder for folder in dict.fromkeys(named) if folder and Path(folder).is_dir()]
+    return [folder for folder in dict.fromkeys(named) if folder and os.path.isdir(folder)]
 
 
 def command(arguments: list[str]) -> list[str]:

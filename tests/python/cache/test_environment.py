@@ -115,3 +115,17 @@ def test_a_number_of_threads_that_is_none_is_told(tmp_path):
     ended = run_python(CALL, OMP_NUM_THREADS="2\r", RLK_CACHE_DIR=str(tmp_path))
     (warning,) = ended.warnings
     assert 'OMP_NUM_THREADS: expected a whole number above 0, got "2\\x0d"' in warning
+
+
+def test_a_user_site_that_cannot_be_looked_at_is_passed_by():
+    """As another user's home is under the HOME of an image."""
+    ended = run_python(
+        """
+        import site
+        from rlk._program import site_folders
+        site.ENABLE_USER_SITE = True
+        print(json.dumps(site_folders()))
+        """,
+        PYTHONUSERBASE="/" + "x" * 300,  # refused to root as well
+    )
+    assert ended.report
