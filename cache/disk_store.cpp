@@ -229,7 +229,7 @@ std::vector<LayerState> DiskStore::layers() noexcept {
         state.problem = check_folder(files_, layer.folder, sharing_).problem;
       }
       if (const int error = files_.access(layer.folder, R_OK | X_OK);
-          state.problem.empty() && state.exists && error != 0 && !is_absent(error)) {
+          state.problem.empty() && (state.exists || !stat) && error != 0 && !is_absent(error)) {
         state.problem = fmt::format("{}: not readable: {}", layer.folder, error_text(error));
       }
       states.push_back(std::move(state));

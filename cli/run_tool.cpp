@@ -26,10 +26,16 @@ void expect_no_error(const std::string& what, int error) {
   if (error != 0) throw LoadError("{}: {}", what, cache::error_text(error));
 }
 
+std::string temp_path() {
+  std::error_code error;
+  const fs::path folder = fs::temp_directory_path(error);
+  expect_no_error("TMPDIR", error.value());
+  return cache::name_beside((folder / "rlk-payload").string());
+}
+
 class PrivateFile {
  public:
-  explicit PrivateFile(std::span<const std::byte> bytes)
-      : path_(cache::name_beside((fs::temp_directory_path() / "rlk-payload").string())) {
+  explicit PrivateFile(std::span<const std::byte> bytes) : path_(temp_path()) {
     cache::OpenFile file(cache::posix_file_system(), path_, O_WRONLY | O_CREAT | O_EXCL, 0600);
     expect_no_error(path_, file.error());
     const int error = file.write(bytes.data(), bytes.size());

@@ -21,6 +21,7 @@ constexpr std::uintmax_t k_most_bytes = std::uintmax_t{4} << 20;
 std::string read(const ConfigFile& file, const std::string& word) {
   std::error_code error;
   const auto status = fs::status(file.path, error);
+  if (status.type() == fs::file_type::none) file.fail(error.message());  // it may be there
   if (!fs::exists(status)) {
     throw InvalidArgument(
         "model: {}: expected a config.json, a folder that holds one, or V=128256,D=4096; there "

@@ -69,8 +69,8 @@ std::vector<Wanted> wanted_kernels(const std::string& word, Target target, Tunin
   if (!fs::exists(word, error)) {
     throw InvalidArgument(
         "preload: names: expected a kernel's name, a trace, a config.json, a folder with one, or "
-        "V=128256,D=4096, got \"{}\"",
-        word);
+        "V=128256,D=4096, got \"{}\"{}",
+        word, error ? fmt::format(" ({})", error.message()) : "");
   }
   std::vector<Wanted> all;
   for (const auto& kernel : read_trace(word, ops).kernels) {

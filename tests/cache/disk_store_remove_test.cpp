@@ -42,6 +42,15 @@ TEST_F(StoreTest, AnEntryThatCannotBeOpenedIsListedWithItsSizeAndAge) {
   }
 }
 
+TEST_F(StoreTest, AFolderThatCannotBeLookedAtIsNotSaidToBeAbsent) {
+  test::FaultyFileSystem faulty;
+  faulty.fail_verb("stat", EACCES);
+  faulty.fail_verb("access", EACCES);
+  for (const LayerState& state : DiskStore({folder_, {temp_ / "below"}}, faulty).layers()) {
+    EXPECT_EQ(state.problem, state.layer.folder + ": not readable: Permission denied");
+  }
+}
+
 TEST_F(StoreTest, AWholeReadJudgesAsAGetDoes) {
   store().put(entry_of(1), compiler_a);
   DiskStore one = store();

@@ -49,6 +49,11 @@ TEST_F(RunToolTest, ThePayloadIsPrivateAndInTheTempFolder) {
   EXPECT_NE(listed.find(temp_.string() + "/rlk-payload."), std::string::npos) << listed;
 }
 
+TEST_F(RunToolTest, ATempFolderThatIsNotThereIsNamed) {
+  const test::Variable gone("TMPDIR", temp_.string() + "/gone");
+  EXPECT_EQ(why("/bin/cat"), "TMPDIR: No such file or directory");
+}
+
 TEST_F(RunToolTest, AToolThatFailsIsAnErrorAndLeavesNothing) {
   const auto tool = test::fake_tool(folder_ / "tool", "echo half; exit 3");
   EXPECT_EQ(why(tool), tool + ": expected exit status 0, got 3");

@@ -149,8 +149,8 @@ def _why_not_writable(place: str | None) -> str | None:
     """Asked before any work: minutes of checks are not lost to a wrong path."""
     if place is None or place == "-":
         return None
-    path = Path(place)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    asked = place if os.path.exists(place) else Path(place).parent
+    if os.path.isdir(place) or not os.access(asked, os.W_OK):
         return f"expected a file that can be written, got {place}"
     return None
 

@@ -235,6 +235,10 @@ TEST_F(ModelShapeTest, NoSuchFile) {
   EXPECT_EQ(what<InvalidArgument>([] { read_model_shape("no/such", templates::ops()); }),
             "model: no/such: expected a config.json, a folder that holds one, or V=128256,D=4096; "
             "there is no no/such");
+  // What cannot be looked at may be there.
+  const std::string hidden = '/' + std::string(300, 'x');
+  EXPECT_EQ(what<InvalidArgument>([&] { read_model_shape(hidden, templates::ops()); }),
+            "model: " + hidden + ": File name too long");
 }
 
 }  // namespace

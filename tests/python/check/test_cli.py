@@ -61,6 +61,7 @@ def test_a_broken_kernel_exits_1_and_says_where(capsys: Any) -> None:
         (("--candidate", "nothing"), "--candidate"),
         (("--no-such-flag",), "--no-such-flag"),
         (("--json", "/no/such/folder/report.json"), "--json"),
+        (("--json", f"/{'x' * 300}/cannot_be_looked_at"), "--json"),
         (("--junit", "/"), "--junit"),
         (("--candidate", "rlk", "--target", "sm_90a"), "--target"),
         (("--option", "bias"), "--option"),

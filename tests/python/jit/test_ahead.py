@@ -251,6 +251,8 @@ def test_a_device_that_is_none_is_refused(device):
 def test_names_that_are_none_are_refused():
     with pytest.raises(rlk.InvalidArgument, match="preload: names: expected a kernel's name"):
         rlk.jit.preload("nonsense", device="cpu")
+    with pytest.raises(rlk.InvalidArgument, match="File name too long"):
+        rlk.jit.preload("/" + "x" * 300, device="cpu")  # cannot be looked at, even by root
     with pytest.raises(rlk.InvalidArgument, match="kernel name"):
         rlk.jit.preload("linear_logp.fwd[x=f32 V=ten]@x86-64-v3", device="cpu")
 
