@@ -54,7 +54,7 @@ def test_no_thread_for_a_compile_in_the_background(cache):
             first = [call(), call()]
             assert rlk.jit.wait(0) and compiles() == 0
         third = call()
-        assert rlk.jit.wait(60) and compiles() == 1
+        assert rlk.jit.wait(300) and compiles() == 1
         report(logp=[*first, third, call()])
         """,
         unprivileged=True,
@@ -130,7 +130,7 @@ def test_a_small_stack_and_no_thread_to_compile_in(cache):
 
 @pytest.mark.parametrize("stack", [256 << 10, resource.RLIM_INFINITY])
 def test_stacks_as_ulimit_says(cache, stack):
-    code = READY, "call(300, 40, 600); rlk.jit.wait(60); report()"
+    code = READY, "call(300, 40, 600); rlk.jit.wait(300); report()"
     for policy in ("sync", "async"):
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
         if stack == resource.RLIM_INFINITY != hard:
@@ -207,7 +207,7 @@ def test_no_file_descriptor(cache, policy):
         with limits.no_more_files():
             refused = [error(), error()]
         first = call()
-        rlk.jit.wait(60)
+        rlk.jit.wait(300)
         report(refused=refused, same=first == call(), now=compiles())
         """,
         RLK_JIT=policy,
