@@ -45,15 +45,15 @@ bool is_surrogate(std::string_view digits) {
          std::string_view("89abcdefABCDEF").find(digits[1]) != std::string_view::npos;
 }
 
-// What Python writes and JSON has not: numbers without digits, for each of which null stands, and
-// in strings halves of pairs, which nobody looks at here.
+// What Python writes and JSON has not: numbers without digits, for each of which its name stands as
+// a string, and in strings halves of pairs, which nobody looks at here.
 std::string as_json(std::string_view text) {
   std::string json;
   json.reserve(text.size());
   bool is_string = false;
   while (!text.empty()) {
     std::size_t length = 1;
-    std::string_view in_place;
+    std::string in_place;
     if (is_string && text.starts_with("\\u") && is_surrogate(text.substr(2))) {
       length = 6;
       in_place = "\\ufffd";
@@ -63,11 +63,11 @@ std::string as_json(std::string_view text) {
       for (const std::string_view number : {"-Infinity", "Infinity", "NaN"}) {
         if (!text.starts_with(number)) continue;
         length = number.size();
-        in_place = "null";
+        in_place = fmt::format("\"{}\"", number);
       }
     }
     if (text.front() == '"') is_string = !is_string;
-    json += in_place.empty() ? text.substr(0, length) : in_place;
+    json += in_place.empty() ? std::string(text.substr(0, length)) : in_place;
     text.remove_prefix(length);
   }
   return json;

@@ -81,6 +81,11 @@ std::string text_of(const Json& value) {
   return value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 40);
 }
 
+// As the file's reader gives what Python writes of a float without digits.
+bool is_without_digits(const Json& value) {
+  return value == "NaN" || value == "Infinity" || value == "-Infinity";
+}
+
 class Head {
  public:
   explicit Head(const ConfigFile& file) : file_(file), path_(path_to_text(file.root)) {
@@ -170,6 +175,9 @@ class Head {
     std::int64_t multiple = text().contains("ssm_cfg") ? 8 : 1;  // what Mamba's own code pads to
     std::int64_t rows = vocab;
     for (const auto& [name, value] : text().items()) {
+      if (is_without_digits(value) && (pads_vocab(name) || sounds_like_rows(name, type_))) {
+        note("assumed V={}, whatever {}={} says", vocab, name, text_of(value));
+      }
       if (!value.is_number_integer()) continue;
       const auto number = std::clamp<std::int64_t>(value.get<std::int64_t>(), 0, k_most_vocab);
       if (pads_vocab(name)) {
@@ -192,6 +200,10 @@ class Head {
   // The value of a key as a number: flags and MPT's word are some too. Nothing where it is null.
   std::optional<double> number(const std::string& name, const Json& value, Use use) const {
     if (value.is_null()) return std::nullopt;
+    if (is_without_digits(value)) {
+      note("{}={} is passed over, as if it were null", name, text_of(value));
+      return std::nullopt;
+    }
     if (value.is_number()) return value.get<double>();
     const bool is_flag = use == Use::sqrt || use == Use::nothing;
     if (is_flag && value.is_boolean()) return value.get<bool>() ? 1 : 0;

@@ -96,6 +96,8 @@ def run(
         raise Misuse(f"token_value: expected 0 to {vocab - 1}, got {token_value}")
     if input_mode not in INPUT_MODES:
         raise Misuse(f"input_mode: expected one of {', '.join(INPUT_MODES)}, got {input_mode}")
+    if invariance and input_mode not in ("random", "constant"):
+        raise Misuse(f"invariance: expected an input_mode of random or constant, got {input_mode}")
     dtypes = _dtypes(dtype)
     rules = contracts.load(contract or contracts.DEFAULT_PATH)
     values: dict[str, Any] = {}
@@ -124,7 +126,7 @@ def run(
             return
         for case in cases:
             yield from case_jobs(spec, chosen, case, grad)
-            if invariance and case.kind in ("random", "constant"):
+            if invariance:
                 yield from invariance_jobs(spec, case)
                 yield from rule_jobs(spec, chosen, case)
                 yield from refusal_jobs(chosen, case)

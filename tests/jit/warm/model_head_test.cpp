@@ -2,6 +2,7 @@
 // Heads of models by their type: rows, columns, cap and scale, and what is said of them.
 #include "jit/warm/model_head.hpp"
 
+#include "runtime/error.hpp"
 #include "tests/support/captured_log.hpp"
 #include "tests/support/temp_dir.hpp"
 
@@ -55,6 +56,21 @@ TEST_F(ModelHeadTest, RowsThatArePadded) {
   EXPECT_EQ(read(R"({"hidden_size": 8, "vocab_size": 9, "pad_vocab_size_multiple": 8})", 10),
             (ModelShape{10, 8}));
   EXPECT_EQ(log_.text(), "");  // the caller has said how many
+}
+
+TEST_F(ModelHeadTest, NumbersWithoutDigitsAreSaid) {
+  EXPECT_EQ(read(R"({"model_type": "gemma2", "hidden_size": 64, "vocab_size": 70,
+                     "final_logit_softcapping": Infinity})"),
+            (ModelShape{70, 64}));
+  EXPECT_TRUE(says("final_logit_softcapping=\"Infinity\"", "passed over")) << log_.text();
+  EXPECT_EQ(read(R"({"model_type": "cohere", "hidden_size": 64, "vocab_size": 70,
+                     "logit_scale": NaN, "initializer_range": NaN})"),
+            (ModelShape{70, 64}));
+  EXPECT_TRUE(says("logit_scale=\"NaN\"", "passed over")) << log_.text();
+  EXPECT_EQ(read(R"({"hidden_size": 64, "vocab_size": 70, "pad_vocab_size_multiple": NaN})"),
+            (ModelShape{70, 64}));
+  EXPECT_TRUE(says("V=70", "pad_vocab_size_multiple=\"NaN\"")) << log_.text();
+  EXPECT_THROW(read(R"({"hidden_size": 64, "vocab_size": NaN})"), InvalidArgument);
 }
 
 TEST_F(ModelHeadTest, RowsByOtherNames) {

@@ -179,6 +179,7 @@ def test_the_candidate_cannot_reach_the_oracles_inputs() -> None:
         ({"dtype": "fp64"}, "dtype"),
         ({"device": "tpu"}, "device"),
         ({"input_mode": "zeros"}, "input_mode"),
+        ({"invariance": True, "input_mode": "adversarial"}, "invariance"),
         ({"candidate": "nothing"}, "candidate"),
         ({"candidate": "os:nothing"}, "candidate"),
         ({"adapter": "liger"}, "adapter"),
