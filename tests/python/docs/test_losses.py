@@ -92,7 +92,7 @@ def test_the_table_has_every_rule_and_its_default():
 def test_the_table_has_the_names_that_errors_explain():
     told: dict[str, set[str]] = {}
     for option, _, *systems in options_table():
-        for name in re.findall(r"`(\w+)`", " ".join(systems)):
+        for name in re.findall(r"`(\w+)(?:=[^`]*)?`", " ".join(systems)):
             if name in ELSEWHERE:
                 told.setdefault(name, set()).add(option.strip("`"))
     # Names of grpo_loss here, of OpenRLHF, of a mask.
