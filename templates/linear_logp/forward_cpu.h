@@ -70,7 +70,7 @@ extern "C" void rlk_linear_logp_fwd_main(const Args* args, Int64 begin, Int64 en
     const Int64 leaf = item / groups;
     const Int64 first = item % groups * a.panels_per_item;
     const Int64 last = min(first + a.panels_per_item, num_panels);
-    const LogpLeaf of_leaf = LogpLeaves<kLogpCpuLeaf>{vocab(a)}.at(leaf);
+    const LogpLeaf of_leaf = leaves_of(a).at(leaf);
     const Int64 v0 = of_leaf.begin, cols = of_leaf.cols;
 #pragma clang loop unroll(disable)
     for (Int64 v = 0; v < cols; v += chunk) {

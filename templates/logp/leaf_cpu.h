@@ -13,8 +13,6 @@ using Args = LogpCpuArgs;
 constexpr Int64 kLeaf = kLogpCpuLeaf;
 static_assert(kLeaf % kLanes == 0);
 
-RLK_INLINE LogpLeaves<kLogpCpuLeaf> leaves_of(const Args& a) { return {vocab(a)}; }
-
 // Offset of a column of row `row` of the strip.
 RLK_INLINE Int64 offset_of(const Args& a, const LogpCpuMatrix& m, Int64 row, Int64 col) {
   const Int64 at = m.offsets ? m.offsets[a.first_row + row] : output_row(a, row) * m.row_stride;

@@ -18,6 +18,10 @@ RLK_INLINE Int64 vocab(const Args& a) {
   return kV >= 0 ? kV : a.vocab;
 }
 template <class Args>
+RLK_INLINE LogpLeaves<kLogpCpuLeaf> leaves_of(const Args& a) {
+  return {vocab(a)};
+}
+template <class Args>
 RLK_INLINE bool is_capped(const Args& a) {
   return kSoftcap >= 0 ? kSoftcap : a.softcap != 0;
 }
@@ -107,7 +111,7 @@ struct Tree {
 // The results of a vector of rows, from the partials of their leaves; leaves.h has the order.
 template <class Args>
 RLK_INLINE void merge_rows(const Args& a, Int64 row) {
-  const LogpLeaves<kLogpCpuLeaf> leaves{vocab(a)};
+  const LogpLeaves<kLogpCpuLeaf> leaves = leaves_of(a);
   const bool entropy = has_entropy(a);
   Tree segments(entropy);
 #pragma clang loop unroll(disable)
