@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, NamedTuple, NoReturn
@@ -25,6 +26,7 @@ NEEDS_GLOBAL = {
         "seq_mean_token_sum",
         "seq_mean_token_sum_norm",
         "seq_mean_token_sum_norm_valid",
+        "sequence_sum",
     ),
     "global_groups": NEEDS_GROUPS,
 }
@@ -57,7 +59,9 @@ ELSEWHERE = {
     "eps_clip": "eps_clip_low and eps_clip_high",
     "beta": "kl_coef",
     "loss_type": "loss_reduction and policy_loss",
-    "importance_sampling_level": "policy_loss",
+    "importance_sampling_level": "ratio_level",
+    "rollout_is_weights": "importance_weights",
+    "importance_sampling_ratio": "importance_weights",
     "use_bias_correction_kl": "kl_weight",
     "num_generations": "samples_per_prompt",
     "max_completion_length": "max_seq_len",
@@ -94,13 +98,14 @@ class Given(NamedTuple):
     samples_per_prompt: int | None = None
     has_boundaries: bool = False
     has_weights: bool = False
+    has_importance: bool = False
 
 
 def fail(name: str, expected: str, got: Any) -> NoReturn:
     errors.fail("ppo_loss", name, expected, got)
 
 
-def resolve(has_boundaries: bool, has_weights: bool, options: dict[str, Any]) -> Resolved:
+def resolve(given: tuple[bool, bool, bool], options: dict[str, Any]) -> Resolved:
     """`_resolve`, once for equal arguments. Raises rlk.InvalidArgument, TypeError."""
     # By type too: True is no number where 1 is one, though they are equal.
     pairs: tuple[tuple[type, ...], ...] = ()
@@ -110,25 +115,25 @@ def resolve(has_boundaries: bool, has_weights: bool, options: dict[str, Any]) ->
             pairs = (*pairs, (*map(type, value),))
             is_kept = all(isinstance(item, KEPT) for item in value)
         if not is_kept:  # wrong, or of an option that is off: a tensor, say, that would live on
-            return _resolve(has_boundaries, has_weights, **options)
-    return _kept(pairs, has_boundaries, has_weights, **options)
+            return _resolve(given, **options)
+    return _kept(pairs, given, **options)
 
 
 def _resolve(
-    has_boundaries: bool,
-    has_weights: bool,
+    is_given: tuple[bool, bool, bool],
     /,
     dialect: str = "rlk",
     max_seq_len: float | None = None,
     samples_per_prompt: int | None = None,
     **overrides: Any,
 ) -> Resolved:
-    """`overrides` by the names of Rules; None: the dialect's."""
+    """`overrides` by the names of Rules; None: the dialect's. `is_given`: whether the call has
+    group_boundaries, loss_weights, importance_weights."""
     for name in overrides:
         if name not in NAMES:
             raise no_option("ppo_loss", name, ELSEWHERE.get(name))
     base = rules(dialect)
-    given = Given(max_seq_len, samples_per_prompt, has_boundaries, has_weights)
+    given = Given(max_seq_len, samples_per_prompt, *is_given)
     own: dict[str, Any] = {**dict.fromkeys(NAMES), **overrides}
     chosen = {name: getattr(base, name) if own[name] is None else own[name] for name in NAMES}
     check_word("policy_loss", chosen["policy_loss"])
@@ -137,45 +142,83 @@ def _resolve(
             fail(name, "True or False", text(chosen[name]))
     for name in ("kl_coef", "entropy_coef"):
         _number(name, chosen)
+    _importance(own, chosen, given)
+    _levels(base, own, chosen)
     _caps(own, chosen)
     for name in _switched_off(chosen):
         own[name], chosen[name] = None, getattr(base, name)
     for name in WORDS_OF_RULES:
         check_word(name, chosen[name])
-    if own["kl_output_clamp"] is None and chosen["kl_estimator"] not in base.kl_output_clamp_of:
-        chosen["kl_output_clamp"] = inf
+    for name in ("kl_clamp", "kl_output_clamp"):
+        if own[name] is None and chosen["kl_estimator"] not in getattr(base, f"{name}_of"):
+            chosen[name] = inf
     if own["tis_imp_ratio_cap"] is None:
         caps = dict(base.tis_cap_of)
         chosen["tis_imp_ratio_cap"] = caps.get(chosen["tis_level"], chosen["tis_imp_ratio_cap"])
     needs, given = _reductions(base, own, chosen, given)
     _numbers(chosen)
     r = Rules(**chosen)
-    if r.policy_loss == "gspo" and r.kl_weight == "ratio" and r.kl_coef != 0:
-        fail("kl_weight", "'one' with gspo, whose ratio couples tokens", "'ratio'")
     core = _core_options(r, given)
     optional = ("group_boundaries", *NEEDS_GLOBAL)
-    off = tuple(name for name, switch in SWITCHES.items() if not getattr(r, switch))
-    required = tuple(pair for pair in SWITCHES.items() if pair[0] not in off)
+    off = tuple(name for name in SWITCHES if not reads(chosen, name))
+    required = tuple(
+        (name, "kl_ratio" if name == "rollout_logprobs" and not r.use_tis else switch)
+        for name, switch in SWITCHES.items()
+        if name not in off
+    )
     return Resolved(core, r, (*off, *(n for n in optional if n not in needs)), required)
 
 
 @lru_cache(maxsize=256, typed=True)
 def _kept(
-    pairs: tuple[tuple[type, ...], ...], has_boundaries: bool, has_weights: bool, /, **options: Any
+    pairs: tuple[tuple[type, ...], ...], is_given: tuple[bool, bool, bool], /, **options: Any
 ) -> Resolved:
-    return _resolve(has_boundaries, has_weights, **options)
+    return _resolve(is_given, **options)
+
+
+def reads(options: Mapping[str, Any], tensor: str) -> bool:
+    """Whether a loss of these options reads a tensor of SWITCHES."""
+    is_weight = options["kl_weight"] == "ratio" and options["kl_ratio"] == "rollout"
+    if tensor == "rollout_logprobs" and options["kl_coef"] != 0 and is_weight:
+        return True
+    return bool(options[SWITCHES[tensor]])
+
+
+def _importance(own: dict[str, Any], chosen: dict[str, Any], given: Given) -> None:
+    """Weights that are given take the place of those that use_tis makes."""
+    if given.has_importance and own["use_tis"]:
+        fail("importance_weights", "None with {use_tis}, which makes the weights", "both")
+    if given.has_importance:
+        chosen["use_tis"] = False
+
+
+def _levels(base: Rules, own: dict[str, Any], chosen: dict[str, Any]) -> None:
+    """gspo is ppo with a ratio of the sequence."""
+    for name in ("ratio_level", "advantage_level"):
+        check_word(name, chosen[name])
+    if chosen["policy_loss"] == "gspo":
+        if own["ratio_level"] is None:
+            chosen["ratio_level"] = base.gspo_ratio_level
+        elif chosen["ratio_level"] == "token":
+            fail("ratio_level", "'sequence' or 'sequence_token' with gspo", "'token'")
+    if chosen["advantage_level"] == "ratio":
+        is_token = chosen["ratio_level"] == "token"
+        chosen["advantage_level"] = "token" if is_token else "sequence"
 
 
 def _caps(own: dict[str, Any], chosen: dict[str, Any]) -> None:
-    """Dual clip is of ppo, delta of it and gspo, and one excludes the other."""
+    """Dual clip and delta are of ppo and gspo, and one excludes the other."""
     loss, delta = chosen["policy_loss"], chosen["delta"]
-    if delta is not None and loss not in ("ppo", "gspo"):
+    is_clipped = loss in ("ppo", "gspo")
+    if delta is not None and not is_clipped:
         fail("delta", f"None with policy_loss={loss!r}", text(delta))
-    if chosen["use_dual_clip"] and (loss != "ppo" or delta is not None):
-        if own["use_dual_clip"]:
-            other = f"policy_loss={loss!r}" if delta is None else "delta"
-            fail("use_dual_clip", f"False with {other}", "True")
-        chosen["use_dual_clip"] = False  # of the dialect, whose own loss has none here
+    if not chosen["use_dual_clip"]:
+        return
+    if not own["use_dual_clip"]:  # of the dialect, whose own loss has none with these
+        chosen["use_dual_clip"] = chosen["ratio_level"] == "token" and is_clipped and delta is None
+    elif not is_clipped or delta is not None:
+        other = f"policy_loss={loss!r}" if delta is None else "delta"
+        fail("use_dual_clip", f"False with {other}", "True")
 
 
 def _switched_off(chosen: dict[str, Any]) -> list[str]:
@@ -186,14 +229,18 @@ def _switched_off(chosen: dict[str, Any]) -> list[str]:
         "cispo_bounds": loss != "cispo",
         "sapo_tau_pos": loss != "sapo",
         "sapo_tau_neg": loss != "sapo",
-        "log_ratio_clamp": loss == "gspo",
-        "gspo_log_ratio_clamp": loss != "gspo",
+        "gspo_log_ratio_clamp": chosen["ratio_level"] == "token",
     }
+    # Words of the KL term are not checked yet, and may be anything without one.
+    is_ratio = isinstance(chosen["kl_weight"], str) and chosen["kl_weight"] == "ratio"
+    off["kl_ratio"] = chosen["kl_coef"] == 0 or not is_ratio
+    is_of_policy = off["kl_ratio"] or text(chosen["kl_ratio"]) == "'policy'"
+    off["log_ratio_clamp"] = chosen["ratio_level"] != "token" and is_of_policy
     for name in NAMES:
         if name.startswith("tis_"):
             off[name] = not chosen["use_tis"]
         elif name.startswith("kl_") and name != "kl_coef":
-            off[name] = chosen["kl_coef"] == 0
+            off[name] = off.get(name, False) or chosen["kl_coef"] == 0
     return [name for name, is_off in off.items() if is_off]
 
 
@@ -325,20 +372,30 @@ def ratio_bounds(r: Rules) -> tuple[float, float]:
 def _core_options(r: Rules, given: Given) -> Any:
     """By the names of templates/common/loss/options.hpp; a choice that is off is None."""
     has_kl = r.kl_coef != 0
-    low, high = bounds("", r.gspo_log_ratio_clamp if r.policy_loss == "gspo" else r.log_ratio_clamp)
+    kl_low, kl_high = low, high = bounds("", r.log_ratio_clamp)
+    if r.ratio_level != "token":
+        low, high = bounds("", r.gspo_log_ratio_clamp)
+    # Rejected tokens are in no mean where a mask says so token by token.
+    leaves = r.tis_rejected == "leave" and r.tis_mode != "truncate" and r.tis_level == "token"
+    tis_mode = r.tis_mode if r.use_tis else "given" if given.has_importance else None
     ratio_low, ratio_high = ratio_bounds(r)
     return _core.LossOptions(
         {
-            "policy_loss": r.policy_loss,
+            "policy_loss": "ppo" if r.policy_loss == "gspo" else r.policy_loss,
+            "ratio_level": r.ratio_level,
+            "advantage_level": r.advantage_level,
             "dual_clip": "delta" if r.delta is not None else "on" if r.use_dual_clip else None,
-            "tis_mode": r.tis_mode if r.use_tis else None,
+            "tis_mode": tis_mode,
             "tis_level": r.tis_level if r.use_tis else None,
             "kl_estimator": r.kl_estimator if has_kl else None,
             "kl_gradient": r.kl_gradient if has_kl else None,
-            "kl_weight": r.kl_weight if has_kl else None,
+            "kl_weight": r.kl_ratio if has_kl and r.kl_weight == "ratio" else None,
+            "tis_rejected": "leave" if r.use_tis and leaves else None,
             "entropy": "on" if r.entropy_coef != 0 else None,
             "log_ratio_low": low,
             "log_ratio_high": high,
+            "kl_log_ratio_low": kl_low,
+            "kl_log_ratio_high": kl_high,
             "ratio_low": ratio_low,
             "ratio_high": ratio_high,
             "dual_ratio": r.clip_ratio_c if r.delta is None else r.delta,

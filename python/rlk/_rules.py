@@ -13,8 +13,16 @@ from rlk.errors import fail, text
 inf = float("inf")
 Bounds = float | tuple[float, float]  # one number: both sides
 
-#: The words of each option that has some.
-WORDS: Mapping[str, tuple[str, ...]] = _core.vocabularies()
+_CORE: Mapping[str, tuple[str, ...]] = _core.vocabularies()
+#: The words of each option that has some: the kernels', but where one word here is two there.
+WORDS: Mapping[str, tuple[str, ...]] = {
+    **_CORE,
+    "policy_loss": ("ppo", "gspo", *_CORE["policy_loss"][1:]),
+    "advantage_level": (*_CORE["advantage_level"], "ratio"),
+    "tis_mode": _CORE["tis_mode"][:-1],  # "given" is that of importance_weights
+    "kl_weight": ("one", "ratio"),
+    "kl_ratio": _CORE["kl_weight"][1:],
+}
 POLICY_LOSSES, REDUCTIONS = WORDS["policy_loss"], WORDS["loss_reduction"]
 
 
@@ -25,10 +33,12 @@ def within(default: float | None, least: float = 0.0, most: float = inf) -> Any:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one dialect; the defaults are rlk's own. Each but the last four is an option of
-    `ppo_loss`."""
+    """The rules of one dialect; the defaults are rlk's own. Each is an option of `ppo_loss`, but
+    for those of OF_SYSTEM."""
 
     policy_loss: str = "ppo"
+    ratio_level: str = "token"
+    advantage_level: str = "token"  #: or "sequence": its mean; "ratio": as ratio_level
     loss_reduction: str = "token_mean"
     eps_clip_low: float = within(0.2, most=1.0)
     eps_clip_high: float = within(0.2)
@@ -48,15 +58,20 @@ class Rules:
     tis_imp_ratio_floor: float = within(0.0)  #: at most the cap
     tis_log_clamp: float = within(20.0)
     tis_overflow: str = "cap"  #: or "zero": a weight that fp32 cannot hold is 0
+    tis_rejected: str = "stay"  #: in the means of their sequence, or "leave" them
     kl_coef: float = within(0.0, -1e30, 1e30)
     kl_estimator: str = "k3"
     kl_gradient: str = "pathwise"
     kl_weight: str = "one"
+    kl_ratio: str = "policy"  #: which ratio kl_weight="ratio" is
     kl_clamp: float = within(20.0)
     kl_output_clamp: float = within(inf)
     kl_reduction: str = "policy"  #: as loss_reduction
     entropy_coef: float = within(0.0, -1e30, 1e30)
-    #: The estimators that a system's kl_output_clamp is of.
+    #: What gspo's ratio_level is.
+    gspo_ratio_level: str = "sequence_token"
+    #: The estimators that a system's kl_clamp and kl_output_clamp are of.
+    kl_clamp_of: tuple[str, ...] = ("k3",)
     kl_output_clamp_of: tuple[str, ...] = ("k1", "abs", "k2", "k3")
     #: tis_imp_ratio_cap by tis_level, where it is another.
     tis_cap_of: tuple[tuple[str, float], ...] = ()
@@ -67,7 +82,14 @@ class Rules:
 
 
 #: What no option of `ppo_loss` can override.
-OF_SYSTEM = ("kl_output_clamp_of", "tis_cap_of", "reduction_of", "reduction_names")
+OF_SYSTEM = (
+    "gspo_ratio_level",
+    "kl_clamp_of",
+    "kl_output_clamp_of",
+    "tis_cap_of",
+    "reduction_of",
+    "reduction_names",
+)
 #: The default of each option of `ppo_loss` that a dialect sets, and the range of numbers.
 DEFAULTS = {f.name: f.default for f in fields(Rules) if f.name not in OF_SYSTEM}
 RANGES: Mapping[str, tuple[float, float]] = {
@@ -91,6 +113,7 @@ _VERL = Rules(
 _TRL = Rules(
     log_ratio_clamp=inf,
     gspo_log_ratio_clamp=inf,
+    gspo_ratio_level="sequence",
     cispo_bounds="eps",
     tis_mode="mask",
     tis_level="sequence",
@@ -103,6 +126,7 @@ _TRL = Rules(
         ("bnpo", "token_mean"),
         ("dapo", "token_mean"),
         ("dr_grpo", "seq_mean_token_sum_norm"),
+        ("luspo", "sequence_sum"),
     ),
 )
 
@@ -131,6 +155,7 @@ DIALECTS: Mapping[str, Rules] = {
     "trl": _TRL,
     "openrlhf": Rules(
         gspo_log_ratio_clamp=inf,
+        gspo_ratio_level="sequence",
         tis_imp_ratio_cap=5.0,
         tis_imp_ratio_floor=0.5,
         tis_log_clamp=inf,
@@ -144,7 +169,10 @@ DIALECTS: Mapping[str, Rules] = {
         gspo_log_ratio_clamp=inf,
         tis_log_clamp=inf,
         tis_overflow="zero",
-        kl_gradient="unbiased_clamped",
+        gspo_ratio_level="sequence",
+        kl_gradient="importance",
+        kl_ratio="rollout",
+        kl_clamp_of=("k1", "abs", "k2", "k3"),
         kl_output_clamp=10.0,
         reduction_of=(("gspo", "sequence_mean_valid"),),
     ),
@@ -152,20 +180,26 @@ DIALECTS: Mapping[str, Rules] = {
         loss_reduction="sequence_mean",
         log_ratio_clamp=inf,
         gspo_log_ratio_clamp=inf,
+        gspo_ratio_level="sequence",
+        kl_ratio="token",
         tis_imp_ratio_cap=2.0,
         tis_log_clamp=inf,
         kl_clamp=inf,
     ),
     "areal": Rules(
+        advantage_level="ratio",
         log_ratio_clamp=inf,
         gspo_log_ratio_clamp=inf,
+        gspo_ratio_level="sequence",
+        tis_rejected="leave",
         tis_log_clamp=inf,
         tis_overflow="zero",
         kl_estimator="k1",
         kl_clamp=inf,
         kl_output_clamp=10.0,
     ),
-    "liger": replace(_TRL, eps_clip_high=0.4),
+    # Without luspo: there it gives masked tokens loss and gradient.
+    "liger": replace(_TRL, eps_clip_high=0.4, reduction_names=_TRL.reduction_names[:-1]),
 }
 
 

@@ -22,8 +22,11 @@
 #include "grpo_loss/cuda_args.h"
 constexpr long long kEntropy = 0;
 // The loss's own: one thread a row asks for them, so none is worth a kernel of its own.
+// A token's derivative follows from the token and what its sequence has beforehand: no other ratio,
+// mean or given weight comes here.
 constexpr long long kPolicy = -1, kDualClip = -1, kCorrection = -1, kLevel = -1, kKl = -1;
-constexpr long long kKlGradient = -1, kKlRatio = -1;
+constexpr long long kRatio = 0, kMeanAdvantage = 0, kLeaves = 0;
+constexpr long long kKlGradient = -1, kKlWeight = -1;
 #include "logp/fold.cuh"
 #include "logp/gradients.cuh"
 #include "ppo_loss/tokens.cuh"

@@ -67,6 +67,8 @@ struct PpoLossArgs {
   const float* advantages;
   long long advantage_is_of_sequence;                        // advantages: [num_sequences]
   const float *rollout_log_probs, *ref_log_probs, *entropy;  // with their choices
+  const float* importance_weights;                           // likewise
+  long long importance_is_of_sequence;
 
   LossChoices choices;  // read where the constant is -1
   LossValues values;
@@ -86,7 +88,8 @@ struct PpoLossArgs {
   // Between the steps, one value a sequence.
   long long* sequence_tokens;
   float *sequence_weight, *sequence_kl_weight;
-  float *sequence_log_ratio, *sequence_statistic;
+  float *sequence_log_ratio, *sequence_statistic, *sequence_advantage;
+  float* sequence_grad;  // with kSequenceRatio
   // One an item of fwd_main.
   PpoLossPartial* partials;
   long long num_items;

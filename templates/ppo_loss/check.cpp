@@ -86,8 +86,11 @@ void check_forward(const PpoLossCall& call) {
     expect_mask(given);
     expect_shape(given, call.log_probs.dims(), "log_probs");
   }
-  if (call.choices.correction != kNoCorrection) {
+  if (reads_rollout(call.choices)) {
     expect_token_floats(call, call.rollout_log_probs, "rollout_logprobs");
+  }
+  if (call.choices.correction == kGiven) {
+    expect_token_or_sequence_floats(call, call.importance_weights, "importance_weights");
   }
   if (call.choices.kl != kNoKl) expect_token_floats(call, call.ref_log_probs, "ref_log_probs");
   if (call.choices.entropy != 0) expect_token_floats(call, call.entropy, "entropy");

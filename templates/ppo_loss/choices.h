@@ -11,12 +11,15 @@ namespace rlk {
 RLK_INLINE LossChoices choices(const PpoLossArgs& a) {
   LossChoices c = a.choices;
   if (kPolicy >= 0) c.policy = kPolicy;
+  if (kRatio >= 0) c.ratio = kRatio;
+  if (kMeanAdvantage >= 0) c.mean_advantage = kMeanAdvantage;
   if (kDualClip >= 0) c.dual_clip = kDualClip;
   if (kCorrection >= 0) c.correction = kCorrection;
   if (kLevel >= 0) c.level = kLevel;
+  if (kLeaves >= 0) c.leaves = kLeaves;
   if (kKl >= 0) c.kl = kKl;
   if (kKlGradient >= 0) c.kl_gradient = kKlGradient;
-  if (kKlRatio >= 0) c.kl_ratio = kKlRatio;
+  if (kKlWeight >= 0) c.kl_weight = kKlWeight;
   if (kEntropy >= 0) c.entropy = kEntropy;
   return c;
 }
@@ -55,15 +58,39 @@ RLK_INLINE void weigh_sequence(const PpoLossArgs& a, const LossCounts& n, long l
   a.sequence_kl_weight[i] = kl_weight;
 }
 
-// What a sequence's ratio and correction need, from its exact sums.
+// What the means of a sequence are of, summed over its tokens.
+enum PpoLossMean : int { kMeanOfLogRatio, kMeanOfStatistic, kMeanOfAdvantage, kNumMeans };
+
+RLK_INLINE bool needs_mean(const PpoLossArgs& a, const LossChoices& c, PpoLossMean mean) {
+  if (mean == kMeanOfLogRatio) return c.ratio != kTokenRatio;
+  if (mean == kMeanOfStatistic) return c.correction != kNoCorrection && c.level != kTokenLevel;
+  return c.mean_advantage != 0 && !a.advantage_is_of_sequence;
+}
+
+// Whether the sums look at each token, and not at the mask alone.
+RLK_INLINE bool reads_tokens(const PpoLossArgs& a, const LossChoices& c) {
+  return needs_mean(a, c, kMeanOfLogRatio) || needs_mean(a, c, kMeanOfStatistic) ||
+         needs_mean(a, c, kMeanOfAdvantage);
+}
+
+// What a sequence's ratio, advantage and correction are, from its exact sums over `tokens` active
+// ones, of which `left` are not rejected.
 RLK_INLINE void store_statistics(const PpoLossArgs& a, const LossChoices& c, long long i,
-                                 long long tokens, const ExactSum& log_ratio,
-                                 const ExactSum& statistic) {
+                                 long long tokens, long long left,
+                                 const ExactSum (&sums)[kNumMeans]) {
   const float count = static_cast<float>(tokens > 0 ? tokens : 1);
+  const float count_left = static_cast<float>(left > 0 ? left : 1);
   a.sequence_tokens[i] = tokens;
-  a.sequence_log_ratio[i] = exact_value(log_ratio, kTermBits) / count;
-  const float total = exact_value(statistic, kTermBits);
+  a.sequence_log_ratio[i] = exact_value(sums[kMeanOfLogRatio], kTermBits) / count_left;
+  const float total = exact_value(sums[kMeanOfStatistic], kTermBits);
   a.sequence_statistic[i] = c.level == kGeometricLevel ? total / count : total;
+  a.sequence_advantage[i] = exact_value(sums[kMeanOfAdvantage], kTermBits) / count_left;
+}
+
+// The part of its sequence's derivative that each token left has.
+RLK_INLINE void store_sequence_grad(const PpoLossArgs& a, long long i, long long left,
+                                    const ExactSum& sum) {
+  a.sequence_grad[i] = exact_value(sum, kTermBits) / static_cast<float>(left > 0 ? left : 1);
 }
 
 }  // namespace rlk

@@ -11,7 +11,7 @@
 namespace rlk {
 
 using Args = PpoLossArgs;
-using CountBlock = ExactBlock<2>;
+using CountBlock = ExactBlock<kNumMeans>;
 
 // Element `row`, `col` of an array of any type and strides as a dense one.
 extern "C" __global__ void rlk_ppo_loss_fwd_pack(const __grid_constant__ PpoLossPack p) {
@@ -60,33 +60,51 @@ RLK_DEVICE long long count_active(const Args& a, Int64 first, Int64 last) {
 extern "C" __global__ void __launch_bounds__(512, 2)
     rlk_ppo_loss_fwd_count(const __grid_constant__ Args a) {
   __shared__ CountBlock sums;
-  __shared__ long long counts[16];
+  __shared__ long long counts[16], counts_left[16];
   const LossChoices c = choices(a);
-  const bool needs_ratio = c.policy == kGspo;
-  const bool needs_statistic = c.correction && c.level != kTokenLevel;
+  const LossValues v = a.values;
+  const bool needs_ratio = needs_mean(a, c, kMeanOfLogRatio);
+  const bool needs_statistic = needs_mean(a, c, kMeanOfStatistic);
+  const bool needs_advantage = needs_mean(a, c, kMeanOfAdvantage);
 #pragma unroll 1
   for (Int64 i = blockIdx.x; i < a.num_sequences; i += gridDim.x) {
     sums.clear();
-    ExactLane<kTermBits> ratio, statistic;
+    ExactLane<kTermBits> ratio, statistic, advantage;
     const Int64 first = start_of(a, i), last = start_of(a, i + 1);
-    long long n = count_active(a, first, last);
+    long long n = count_active(a, first, last), left = n;
 #pragma unroll 1
-    for (Int64 t = first + threadIdx.x; (needs_ratio || needs_statistic) && t < last; t += 512) {
+    for (Int64 t = first + threadIdx.x; reads_tokens(a, c) && t < last; t += 512) {
       if (!is_active(a, t)) continue;
-      if (needs_ratio) ratio.add(sums, 0, a.log_probs[t] - a.old_log_probs[t]);
-      if (needs_statistic) statistic.add(sums, 1, a.old_log_probs[t] - a.rollout_log_probs[t]);
+      const float old = a.old_log_probs[t];
+      if (needs_statistic) statistic.add(sums, kMeanOfStatistic, old - a.rollout_log_probs[t]);
+      if (c.leaves && is_rejected(v, old - a.rollout_log_probs[t])) {
+        --left;
+        continue;
+      }
+      if (needs_ratio) ratio.add(sums, kMeanOfLogRatio, a.log_probs[t] - old);
+      if (needs_advantage) advantage.add(sums, kMeanOfAdvantage, a.advantages[t]);
     }
 #pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) n += shfl_xor(n, lanes);
-    if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = n;
-    ratio.store(sums, 0);
-    statistic.store(sums, 1);
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      n += shfl_xor(n, lanes);
+      left += shfl_xor(left, lanes);
+    }
+    if (threadIdx.x % 32 == 0) {
+      counts[threadIdx.x / 32] = n;
+      counts_left[threadIdx.x / 32] = left;
+    }
+    ratio.store(sums, kMeanOfLogRatio);
+    statistic.store(sums, kMeanOfStatistic);
+    advantage.store(sums, kMeanOfAdvantage);
     __syncthreads();
     if (threadIdx.x == 0) {
-      n = 0;
+      n = left = 0;
 #pragma unroll 1
-      for (int warp = 0; warp < 16; ++warp) n += counts[warp];
-      store_statistics(a, c, i, n, sums.total(0), sums.total(1));
+      for (int warp = 0; warp < 16; ++warp) {
+        n += counts[warp];
+        left += counts_left[warp];
+      }
+      store_statistics(a, c, i, n, left, {sums.total(0), sums.total(1), sums.total(2)});
       if (a.starts) {
         expect_part(*a.error, a.op, DeviceError::kBadSequence, a.starts, i, a.num_sequences,
                     a.num_tokens);
@@ -135,6 +153,47 @@ extern "C" __global__ void __launch_bounds__(1024)
     for (Int64 i = first; i < last; ++i) in_group += a.sequence_tokens[i];
 #pragma unroll 1
     for (Int64 i = first; i < last; ++i) weigh_sequence(a, n, i, in_group);
+  }
+}
+
+// A block a sequence, where the derivative goes through the mean of its log-ratios.
+extern "C" __global__ void __launch_bounds__(256)
+    rlk_ppo_loss_fwd_slope(const __grid_constant__ Args a) {
+  __shared__ ExactBlock<1> sums;
+  __shared__ unsigned counts[8];
+  const LossChoices c = choices(a);
+  if (c.ratio != kSequenceRatio) return;
+  const LossValues v = a.values;
+#pragma unroll 1
+  for (Int64 i = blockIdx.x; i < a.num_sequences; i += gridDim.x) {
+    sums.clear();
+    ExactLane<kTermBits> slope;
+    unsigned left = 0;
+    TokenInput shared_in{};
+    enter_sequence(a, c, i, shared_in);
+    const Int64 last = start_of(a, i + 1);
+#pragma unroll 1
+    for (Int64 t = start_of(a, i) + threadIdx.x; t < last; t += 256) {
+      if (!is_active(a, t)) continue;
+      TokenInput in = shared_in;
+      in.active = true;
+      in.log_prob = a.log_probs[t];
+      read_token(a, c, t, in);
+      const TokenResult result = token_loss(c, v, in);
+      slope.add(sums, 0, result.sequence_grad);
+      left += c.leaves && result.rejected ? 0 : 1;
+    }
+    __syncwarp();
+    slope.store(sums, 0);
+    left = __reduce_add_sync(kFullWarp, left);
+    if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = left;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      long long n = 0;
+      for (int warp = 0; warp < 8; ++warp) n += counts[warp];
+      store_sequence_grad(a, i, n, sums.total(0));
+    }
+    __syncthreads();
   }
 }
 
@@ -238,7 +297,11 @@ extern "C" __global__ void __launch_bounds__(256)
   if (t < end) {
     TokenInput shared_in{};
     Int64 i = sequence_of(a, t), last = start_of(a, i + 1);
-    enter_sequence(a, c, i, shared_in);
+    const auto enter = [&] {
+      enter_sequence(a, c, i, shared_in);
+      if (c.ratio == kSequenceRatio) shared_in.sequence_grad = a.sequence_grad[i];
+    };
+    enter();
     bool active = is_active(a, t);
 #pragma unroll 1
     for (; t < end; t += 256) {
@@ -249,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(256)
         do {
           last = start_of(a, ++i + 1);
         } while (t >= last && i + 1 < a.num_sequences);
-        enter_sequence(a, c, i, shared_in);
+        enter();
       }
       TokenInput in = shared_in;
       in.active = active;

@@ -34,35 +34,39 @@ constexpr long long kSumTokens = ExactLanes<kTermBits>::kMostTerms * kLanes;
 extern "C" void rlk_ppo_loss_fwd_count(const void* args, long long begin, long long end) {
   const Args& a = *static_cast<const Args*>(args);
   const LossChoices c = choices(a);
-  const bool needs_ratio = c.policy == kGspo;
-  const bool needs_statistic = c.correction && c.level != kTokenLevel;
+  const LossValues v = a.values;
+  const bool needs_ratio = needs_mean(a, c, kMeanOfLogRatio);
+  const bool needs_statistic = needs_mean(a, c, kMeanOfStatistic);
+  const bool needs_advantage = needs_mean(a, c, kMeanOfAdvantage);
 #pragma clang loop unroll(disable)
   for (long long i = begin; i < end; ++i) {
     const long long first = start_of(a, i), last = start_of(a, i + 1);
-    long long n = 0;
-    ExactSum ratio_sum{}, statistic_sum{};
+    long long n = 0, left = 0;
+    ExactSum sums[kNumMeans]{};
 #pragma clang loop unroll(disable)
     for (long long begin = first; begin < last; begin += kSumTokens) {
       const long long end = begin + kSumTokens < last ? begin + kSumTokens : last;
-      ExactLanes<kTermBits> ratio, statistic;
+      ExactLanes<kTermBits> ratio, statistic, advantage;
 #pragma clang loop unroll(disable)
       for (long long t = begin; t < end; t += kLanes) {
-        const Mask active = load_mask(a.mask, t, end - t);
+        const auto load = [&](const float* from) { return load_some(from + t, end - t); };
+        Mask active = load_mask(a.mask, t, end - t);
         n += number_of(active);
-        if (!needs_ratio && !needs_statistic) continue;
-        const VecF old = load_some(a.old_log_probs + t, end - t);
-        if (needs_ratio) {
-          ratio.add(select(active, load_some(a.log_probs + t, end - t) - old, splat(0.0f)));
-        }
+        if (!reads_tokens(a, c)) continue;
+        const VecF zero = splat(0.0f), old = load(a.old_log_probs);
         if (needs_statistic) {
-          const VecF u = old - load_some(a.rollout_log_probs + t, end - t);
-          statistic.add(select(active, u, splat(0.0f)));
+          statistic.add(select(active, old - load(a.rollout_log_probs), zero));
         }
+        if (c.leaves) active = active & !is_rejected(v, old - load(a.rollout_log_probs));
+        left += number_of(active);
+        if (needs_ratio) ratio.add(select(active, load(a.log_probs) - old, zero));
+        if (needs_advantage) advantage.add(select(active, load(a.advantages), zero));
       }
-      if (needs_ratio) add(ratio_sum, ratio.total());
-      if (needs_statistic) add(statistic_sum, statistic.total());
+      if (needs_ratio) add(sums[kMeanOfLogRatio], ratio.total());
+      if (needs_statistic) add(sums[kMeanOfStatistic], statistic.total());
+      if (needs_advantage) add(sums[kMeanOfAdvantage], advantage.total());
     }
-    store_statistics(a, c, i, n, ratio_sum, statistic_sum);
+    store_statistics(a, c, i, n, left, sums);
   }
 }
 
@@ -182,6 +186,74 @@ RLK_INLINE void store_totals(PpoLossPartial& to, const LossChoices& c, const Tot
   to.extremes[kLogCorrectionMax] = __builtin_reduce_max(totals.log_correction_max);
 }
 
+// What the tokens of sequence i have in common.
+RLK_INLINE TokenInput enter_sequence(const Args& a, const LossChoices& c, long long i) {
+  TokenInput in;
+  in.advantage = in.rollout = in.ref = in.entropy = in.given = in.sequence_grad = splat(0.0f);
+  if (a.advantage_is_of_sequence) {
+    in.advantage = splat(a.advantages[i]);
+  } else if (c.mean_advantage) {
+    in.advantage = splat(a.sequence_advantage[i]);
+  }
+  if (c.correction == kGiven && a.importance_is_of_sequence) {
+    in.given = splat(a.importance_weights[i]);
+  }
+  in.weight = splat(a.sequence_weight[i]);
+  in.kl_weight = splat(a.sequence_kl_weight[i]);
+  in.sequence_log_ratio = splat(a.sequence_log_ratio[i]);
+  in.sequence_statistic = splat(a.sequence_statistic[i]);
+  return in;
+}
+
+// What `count` tokens from t on have of their own.
+RLK_INLINE void read_tokens(const Args& a, const LossChoices& c, long long t, long long count,
+                            TokenInput& in) {
+  in.active = load_mask(a.mask, t, count);
+  in.log_prob = load_some(a.log_probs + t, count);
+  in.old = load_some(a.old_log_probs + t, count);
+  if (!a.advantage_is_of_sequence && !c.mean_advantage) {
+    in.advantage = load_some(a.advantages + t, count);
+  }
+  if (reads_rollout(c)) in.rollout = load_some(a.rollout_log_probs + t, count);
+  if (c.correction == kGiven && !a.importance_is_of_sequence) {
+    in.given = load_some(a.importance_weights + t, count);
+  }
+  if (c.kl) in.ref = load_some(a.ref_log_probs + t, count);
+  if (c.entropy) in.entropy = load_some(a.entropy + t, count);
+  if (a.weights && !a.weight_is_of_sequence) {
+    in.weight = in.kl_weight = select(in.active, load_some(a.weights + t, count), splat(0.0f));
+  }
+}
+
+// Each sequence's part of the derivative through the mean of its log-ratios.
+extern "C" void rlk_ppo_loss_fwd_slope(const void* args, long long begin, long long end) {
+  const Args& a = *static_cast<const Args*>(args);
+  const LossChoices c = choices(a);
+  if (c.ratio != kSequenceRatio) return;
+  const LossValues v = a.values;
+#pragma clang loop unroll(disable)
+  for (long long i = begin; i < end; ++i) {
+    TokenInput in = enter_sequence(a, c, i);
+    const long long last = start_of(a, i + 1);
+    long long left = 0;
+    ExactSum sum{};
+#pragma clang loop unroll(disable)
+    for (long long first = start_of(a, i); first < last; first += kSumTokens) {
+      const long long some = first + kSumTokens < last ? first + kSumTokens : last;
+      ExactLanes<kTermBits> slope;
+#pragma clang loop unroll(disable)
+      for (long long t = first; t < some; t += kLanes) {
+        read_tokens(a, c, t, some - t, in);
+        const TokenResult result = token_loss(c, v, in);
+        slope.add(result.sequence_grad);
+        left += number_of(c.leaves ? in.active & !result.rejected : in.active);
+      }
+      add(sum, slope.total());
+    }
+    store_sequence_grad(a, i, left, sum);
+  }
+}
+
 extern "C" void rlk_ppo_loss_fwd_main(const void* args, long long begin, long long end) {
   const Args& a = *static_cast<const Args*>(args);
   const LossChoices c = choices(a);
@@ -189,29 +261,14 @@ extern "C" void rlk_ppo_loss_fwd_main(const void* args, long long begin, long lo
 #pragma clang loop unroll(disable)
   for (long long item = begin; item < end; ++item) {
     const long long i = a.item_sequences[item];
-    const bool has_token_weights = a.weights && !a.weight_is_of_sequence;
-    TokenInput in;
-    in.rollout = in.ref = in.entropy = splat(0.0f);
-    in.advantage = a.advantage_is_of_sequence ? splat(a.advantages[i]) : splat(0.0f);
-    in.weight = splat(a.sequence_weight[i]);
-    in.kl_weight = splat(a.sequence_kl_weight[i]);
-    in.sequence_log_ratio = splat(a.sequence_log_ratio[i]);
-    in.sequence_statistic = splat(a.sequence_statistic[i]);
+    TokenInput in = enter_sequence(a, c, i);
+    if (c.ratio == kSequenceRatio) in.sequence_grad = splat(a.sequence_grad[i]);
     Totals totals;
     const long long last = a.items[item + 1];
 #pragma clang loop unroll(disable)
     for (long long t = a.items[item]; t < last; t += kLanes) {
       const long long count = last - t;
-      in.active = load_mask(a.mask, t, count);
-      in.log_prob = load_some(a.log_probs + t, count);
-      in.old = load_some(a.old_log_probs + t, count);
-      if (!a.advantage_is_of_sequence) in.advantage = load_some(a.advantages + t, count);
-      if (c.correction) in.rollout = load_some(a.rollout_log_probs + t, count);
-      if (c.kl) in.ref = load_some(a.ref_log_probs + t, count);
-      if (c.entropy) in.entropy = load_some(a.entropy + t, count);
-      if (has_token_weights) {
-        in.weight = in.kl_weight = select(in.active, load_some(a.weights + t, count), splat(0.0f));
-      }
+      read_tokens(a, c, t, count, in);
       const TokenResult result = token_loss(c, v, in);
       totals.add(c, in.active, result);
       if (a.grad) store_some(a.grad + t, result.grad, count);

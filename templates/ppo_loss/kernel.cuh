@@ -6,7 +6,8 @@
 // common/loss/token.h has l, rho, k and their derivatives, common/loss/reduction.h the weights w.
 //
 // Rendered before this text; options.h has their values, -1 is run-time:
-//   kPolicy, kDualClip, kCorrection, kLevel, kKl, kKlGradient, kKlRatio, kEntropy   (forward)
+//   kPolicy, kRatio, kMeanAdvantage, kDualClip, kCorrection, kLevel, kLeaves, kKl, kKlGradient,
+//   kKlWeight, kEntropy                                                              (forward)
 //   kX   type of the gradient: 1 fp32, 2 bf16, 3 fp16; never -1                     (backward)
 // Macro: RLK_BACKWARD, 1 gives the entries of the backward, 0 those of the forward.
 //
@@ -15,6 +16,7 @@
 //   rlk_ppo_loss_fwd_pack      any x 256          an array that is not dense fp32 (mask: bytes)
 //   rlk_ppo_loss_fwd_count     any x 512          a block a sequence -> sequence_tokens, ...
 //   rlk_ppo_loss_fwd_weigh     1 x 1024           -> sequence_weight, sequence_kl_weight
+//   rlk_ppo_loss_fwd_slope     any x 256          a block a sequence -> sequence_grad: kRatio 1
 //   rlk_ppo_loss_fwd_main      num_items x 256    -> grad, grad_entropy, partials[block]
 //   rlk_ppo_loss_fwd_finish    1 x 1024           -> loss, counts, float_metrics, exact
 //   rlk_ppo_loss_bwd_main      any x 256          grad = upstream * saved

@@ -10,10 +10,11 @@ namespace rlk {
 namespace {
 
 constexpr const char* k_cpu_fwd[] = {"rlk_ppo_loss_fwd_count", "rlk_ppo_loss_fwd_weigh",
-                                     "rlk_ppo_loss_fwd_main", "rlk_ppo_loss_fwd_finish"};
-constexpr const char* k_cuda_fwd[] = {"rlk_ppo_loss_fwd_pack", "rlk_ppo_loss_fwd_count",
-                                      "rlk_ppo_loss_fwd_weigh", "rlk_ppo_loss_fwd_main",
-                                      "rlk_ppo_loss_fwd_finish"};
+                                     "rlk_ppo_loss_fwd_slope", "rlk_ppo_loss_fwd_main",
+                                     "rlk_ppo_loss_fwd_finish"};
+constexpr const char* k_cuda_fwd[] = {"rlk_ppo_loss_fwd_pack",  "rlk_ppo_loss_fwd_count",
+                                      "rlk_ppo_loss_fwd_weigh", "rlk_ppo_loss_fwd_slope",
+                                      "rlk_ppo_loss_fwd_main",  "rlk_ppo_loss_fwd_finish"};
 constexpr const char* k_bwd[] = {"rlk_ppo_loss_bwd_main"};
 
 }  // namespace
@@ -34,6 +35,7 @@ PpoLossArgs ppo_loss_sizes(const PpoLossCall& call) {
   };
   args.advantage_is_of_sequence = is_of_sequence(call.advantages);
   args.weight_is_of_sequence = is_of_sequence(call.weights);
+  args.importance_is_of_sequence = is_of_sequence(call.importance_weights);
   args.choices = call.choices;
   args.values = call.values;
   const auto global = [](const jit::Count& count) {

@@ -49,9 +49,10 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   const auto old_log_probs = templates::dense_floats(call.old_log_probs);
   const auto advantages = templates::dense_floats(call.advantages);
   const auto weights = templates::dense_floats(call.weights);
-  Dense<float> rollout, ref, entropy;
-  if (call.choices.correction != kNoCorrection) {
-    rollout = templates::dense_floats(call.rollout_log_probs);
+  Dense<float> rollout, ref, entropy, importance;
+  if (reads_rollout(call.choices)) rollout = templates::dense_floats(call.rollout_log_probs);
+  if (call.choices.correction == kGiven) {
+    importance = templates::dense_floats(call.importance_weights);
   }
   if (call.choices.kl != kNoKl) ref = templates::dense_floats(call.ref_log_probs);
   if (call.choices.entropy != 0) entropy = templates::dense_floats(call.entropy);
@@ -63,6 +64,7 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   args.advantages = advantages.data;
   args.weights = weights.data;
   args.rollout_log_probs = rollout.data;
+  args.importance_weights = importance.data;
   args.ref_log_probs = ref.data;
   args.entropy = entropy.data;
   args.loss = floats(call.loss);
@@ -74,12 +76,14 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
 
   const auto sequences = static_cast<std::size_t>(args.num_sequences);
   std::vector<long long> tokens(sequences), items{0}, item_sequences;
-  std::vector<float> values(4 * sequences);
+  std::vector<float> values(6 * sequences);
   args.sequence_tokens = tokens.data();
   args.sequence_weight = values.data();
   args.sequence_kl_weight = values.data() + sequences;
   args.sequence_log_ratio = values.data() + 2 * sequences;
   args.sequence_statistic = values.data() + 3 * sequences;
+  args.sequence_advantage = values.data() + 4 * sequences;
+  args.sequence_grad = values.data() + 5 * sequences;
   for (long long i = 0; i < args.num_sequences; ++i) {
     const long long last = starts.data ? starts.data[i + 1] : (i + 1) * args.length;
     while (items.back() < last) {
@@ -93,11 +97,13 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   args.num_items = static_cast<long long>(item_sequences.size());
   args.partials = partials.data();
 
-  const bool reads_tokens = args.choices.policy == kGspo || args.choices.level != kTokenLevel;
-  run(kernel, 0, &args, args.num_sequences, reads_tokens ? args.num_tokens : args.num_tokens / 16);
+  const LossChoices& c = args.choices;
+  const bool has_means = c.ratio != kTokenRatio || c.level != kTokenLevel || c.mean_advantage != 0;
+  run(kernel, 0, &args, args.num_sequences, has_means ? args.num_tokens : args.num_tokens / 16);
   run(kernel, 1, &args, 1, 0);
-  run(kernel, 2, &args, args.num_items, args.num_tokens);
-  run(kernel, 3, &args, 1, 0);
+  if (c.ratio == kSequenceRatio) run(kernel, 2, &args, args.num_sequences, args.num_tokens);
+  run(kernel, 3, &args, args.num_items, args.num_tokens);
+  run(kernel, 4, &args, 1, 0);
 }
 
 void launch_bwd(const LoadedKernel& kernel, const PpoLossCall& call) {

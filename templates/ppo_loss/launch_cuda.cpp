@@ -16,7 +16,7 @@ namespace {
 
 using namespace runtime::cuda;
 
-enum Step { k_pack, k_count, k_weigh, k_main, k_finish };
+enum Step { k_pack, k_count, k_weigh, k_slope, k_main, k_finish };
 
 // Of the main step, as many as run at once: a block has about 80 registers a thread.
 constexpr Int64 k_blocks_of_sm = 3;
@@ -46,8 +46,9 @@ class Plan {
     args_.old_log_probs = floats(call.old_log_probs);
     args_.advantages = floats(call.advantages);
     args_.weights = floats(call.weights);
-    if (call.choices.correction != kNoCorrection) {
-      args_.rollout_log_probs = floats(call.rollout_log_probs);
+    if (reads_rollout(call.choices)) args_.rollout_log_probs = floats(call.rollout_log_probs);
+    if (call.choices.correction == kGiven) {
+      args_.importance_weights = floats(call.importance_weights);
     }
     if (call.choices.kl != kNoKl) args_.ref_log_probs = floats(call.ref_log_probs);
     if (call.choices.entropy != 0) args_.entropy = floats(call.entropy);
@@ -63,6 +64,8 @@ class Plan {
     args_.sequence_kl_weight = output_or_own<float>(call.sequence_kl_weight, sequences);
     args_.sequence_log_ratio = arena_.take<float>(sequences);
     args_.sequence_statistic = output_or_own<float>(call.sequence_statistic, sequences);
+    args_.sequence_advantage = arena_.take<float>(sequences);
+    args_.sequence_grad = arena_.take<float>(sequences);
     const Int64 tiles = ceil_div(args_.num_tokens, 256);
     args_.num_items =
         std::min(tiles, std::max(k_blocks_of_sm * num_sms, ceil_div(tiles, kPpoLossMostTurns)));
@@ -117,7 +120,7 @@ class Plan {
 
   Arena& arena_;
   PpoLossArgs args_;
-  std::array<PpoLossPack, 10> packs_{};
+  std::array<PpoLossPack, 11> packs_{};
   std::size_t num_packs_ = 0;
 };
 
@@ -146,6 +149,9 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call, DeviceError
   launch(kernel, call, k_count, std::min<Int64>(args.num_sequences, 65535), 512, args);
   launch(kernel, call, k_weigh, 1, 1024, args);
   if (call.sequence_weight.present()) return;
+  if (args.choices.ratio == kSequenceRatio) {
+    launch(kernel, call, k_slope, std::min<Int64>(args.num_sequences, 65535), 256, args);
+  }
   launch(kernel, call, k_main, args.num_items, 256, args);
   launch(kernel, call, k_finish, 1, 1024, args);
 }

@@ -15,6 +15,7 @@ constexpr jit::Parameter k_parameters[] = {
     {"rollout_logprobs", jit::Kind::tensor, jit::field_of<&PpoLossCall::rollout_log_probs>},
     {"ref_log_probs", jit::Kind::tensor, jit::field_of<&PpoLossCall::ref_log_probs>},
     {"entropy", jit::Kind::tensor, jit::field_of<&PpoLossCall::entropy>},
+    {"importance_weights", jit::Kind::tensor, jit::field_of<&PpoLossCall::importance_weights>},
     {"loss_weights", jit::Kind::tensor, jit::field_of<&PpoLossCall::weights>},
     {"cu_seqlens", jit::Kind::tensor, jit::field_of<&PpoLossCall::cu_seqlens>},
     {"group_boundaries", jit::Kind::tensor, jit::field_of<&PpoLossCall::group_starts>},

@@ -19,6 +19,7 @@ struct PpoLossCall : jit::OpCall, LossOptions {
   Tensor advantages;                // as the tokens, or one a sequence: [B] or [B, 1]
   Tensor mask;                      // optional; bool, integer or float of 0 and 1
   Tensor rollout_log_probs, ref_log_probs, entropy;  // read with their choices alone
+  Tensor importance_weights;                         // as advantages, with its choice alone
   Tensor weights;                                    // optional; as advantages
   Tensor cu_seqlens;                                 // optional; integers
   Tensor group_starts;                               // optional; integers [P + 1]
@@ -31,7 +32,7 @@ struct PpoLossCall : jit::OpCall, LossOptions {
   Tensor float_metrics;       // float32 [kNumFloatMetrics]
 
   // Forward on CUDA, in place of those above where given: what each sequence's tokens share,
-  // written without a look at log_probs but for gspo. float32, one a sequence.
+  // written without a look at log_probs but for a sequence's ratio. float32, one a sequence.
   Tensor sequence_weight, sequence_kl_weight, sequence_statistic;
 
   // Backward: gradient = upstream * saved, of `log_probs` or `entropy`.

@@ -35,16 +35,22 @@ RLK_DEVICE void enter_sequence(const PpoLossArgs& a, const LossChoices& c, Int64
                                TokenInput& in) {
   in.weight = a.sequence_weight[i];
   if (c.kl) in.kl_weight = a.sequence_kl_weight[i];
-  if (c.policy == kGspo) in.sequence_log_ratio = a.sequence_log_ratio[i];
+  if (c.ratio != kTokenRatio) in.sequence_log_ratio = a.sequence_log_ratio[i];
   if (c.correction && c.level != kTokenLevel) in.sequence_statistic = a.sequence_statistic[i];
-  if (a.advantage_is_of_sequence) in.advantage = a.advantages[i];
+  if (a.advantage_is_of_sequence) {
+    in.advantage = a.advantages[i];
+  } else if (c.mean_advantage) {
+    in.advantage = a.sequence_advantage[i];
+  }
+  if (c.correction == kGiven && a.importance_is_of_sequence) in.given = a.importance_weights[i];
 }
 
 // What a token has of its own, but its log-prob.
 RLK_DEVICE void read_token(const PpoLossArgs& a, const LossChoices& c, Int64 t, TokenInput& in) {
   in.old = a.old_log_probs[t];
-  if (!a.advantage_is_of_sequence) in.advantage = a.advantages[t];
-  if (c.correction) in.rollout = a.rollout_log_probs[t];
+  if (!a.advantage_is_of_sequence && !c.mean_advantage) in.advantage = a.advantages[t];
+  if (reads_rollout(c)) in.rollout = a.rollout_log_probs[t];
+  if (c.correction == kGiven && !a.importance_is_of_sequence) in.given = a.importance_weights[t];
   if (c.kl) in.ref = a.ref_log_probs[t];
   if (c.entropy) in.entropy = a.entropy[t];
   if (a.weights && !a.weight_is_of_sequence) in.weight = in.kl_weight = a.weights[t];

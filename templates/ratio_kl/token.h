@@ -11,6 +11,7 @@ RLK_INLINE LossChoices choices(const RatioKlArgs& a) {
   LossChoices c = a.choices;
   if (kKl >= 0) c.kl = kKl;
   if (kKlGradient >= 0) c.kl_gradient = kKlGradient;
+  c.kl_weight = kNoKlRatio;
   return c;
 }
 
@@ -25,7 +26,7 @@ RLK_INLINE RatioKlToken ratio_kl(const LossChoices& c, const LossValues& v, Mask
   const VecF delta = select(active, log_prob - old, zero);
   const Mask moves = !((delta < v.log_ratio_low) | (delta > v.log_ratio_high));
   const VecF ratio = exponential(clamp(delta, v.log_ratio_low, v.log_ratio_high)).exp;
-  const KlTerm k = kl_term(c, v, select(active, ref - log_prob, zero));
+  const KlTerm k = kl_term(c, v, select(active, ref - log_prob, zero), {});
   return {ratio, select(active, k.value, zero), select(active & moves, ratio, zero),
           select(active, k.grad, zero)};
 }

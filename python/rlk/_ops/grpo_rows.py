@@ -18,9 +18,12 @@ def fits(logp: Arguments, ref_logps: Tensor | None, loss: ppo_loss.Call) -> bool
     tell."""
     torch = _core.ready_torch()
     logits, ids, of_loss = logp["logits"], logp["target"], loss.arguments
-    if loss.options.rules.policy_loss == "gspo" or loss.options.needs_entropy:
+    rules = loss.options.rules
+    if rules.ratio_level != "token" or rules.advantage_level != "token":
         return False
-    if of_loss["loss_weights"] is not None or torch is None:
+    if loss.options.needs_entropy or torch is None:
+        return False
+    if of_loss["loss_weights"] is not None or of_loss["importance_weights"] is not None:
         return False
     given = (of_loss["old_log_probs"], of_loss["rollout_logprobs"], ref_logps)
     tokens = [tensor for tensor in given if tensor is not None]

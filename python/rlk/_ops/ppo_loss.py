@@ -47,7 +47,8 @@ def ppo_loss(
         log_probs: ``[B, T]``, or ``[N]`` with cu_seqlens, or ``[T]``: one sequence. Any floating
             dtype; old_log_probs, rollout_logprobs, ref_log_probs, entropy have its shape.
         old_log_probs: of the policy before the update.
-        advantages: of log_probs' shape, or ``[B]``, ``[B, 1]``: one a sequence.
+        advantages: of log_probs' shape, or ``[B]``, ``[B, 1]``: one a sequence; importance_weights
+            and loss_weights likewise.
         loss_mask: of log_probs' shape, bool, integer or float of 0 and 1; None: all active.
             Inactive tokens may hold anything, NaN included.
         stream: as in `linear_logp`.
@@ -57,7 +58,11 @@ def ppo_loss(
         dialect: rules of "rlk", "rl_kernel", "verl", "verl_old", "skyrl", "trl", "openrlhf",
             "nemo", "slime", "areal" or "liger": `rlk.losses.DIALECTS`.
         policy_loss: "ppo" (default), "gspo", "cispo", "sapo", "gpg".
-        eps_clip_low, eps_clip_high: 0.2, 0.2. use_dual_clip (ppo alone), clip_ratio_c: False, 3.0.
+        ratio_level: the ratio of a "token"; of a "sequence", exp of its mean log-ratio, with the
+            derivative through that mean; "sequence_token": with that of each token alone. gspo is
+            ppo with one of the latter, by the dialect.
+        advantage_level: "token"; "sequence": its mean; "ratio": as ratio_level.
+        eps_clip_low, eps_clip_high: 0.2, 0.2. use_dual_clip (ppo, gspo), clip_ratio_c: False, 3.0.
         delta: the most that the ratio of ppo or gspo is before it is compared with the clip, for
             both signs of A, as in TRL; None: no such cap. Not with use_dual_clip.
         cispo_bounds: "1+eps"; "eps"; (low, high). sapo_tau_pos, sapo_tau_neg: 1.0, 1.05.
@@ -67,14 +72,16 @@ def ppo_loss(
             [tis_imp_ratio_floor, tis_imp_ratio_cap] (0, 10), "mask" (0 outside), "band" (the
             token's weight where the statistic is inside, else 0). tis_level: the statistic's,
             "token", "sequence" (sum), "geometric" (mean). tis_log_clamp 20.0, tis_overflow "cap".
+            tis_rejected: rejected tokens "stay" in the means of their sequence or "leave" them.
+        importance_weights: constants in the place of use_tis's; 0 rejects a token.
         kl_coef, ref_log_probs, kl_estimator ("k1", "abs", "k2", "k3"), kl_gradient ("pathwise",
-            "unbiased", "unbiased_clamped"), kl_weight ("one", "ratio"), kl_clamp 20.0,
-            kl_output_clamp inf, kl_reduction "policy".
+            "unbiased", "importance"), kl_weight ("one", "ratio"), kl_ratio ("policy", "token",
+            "rollout"), kl_clamp 20.0, kl_output_clamp inf, kl_reduction "policy".
         entropy, entropy_coef: a bonus.
         loss_reduction: "token_mean" (default), "token_sum", "sequence_mean" (over all B),
             "sequence_mean_valid", "seq_mean_token_sum", "seq_mean_token_sum_norm" (over B *
-            max_seq_len), "seq_mean_token_sum_norm_valid", "token_sum_over_L", "prompt_mean",
-            "rollout_mean".
+            max_seq_len), "seq_mean_token_sum_norm_valid", "token_sum_over_L", "sequence_sum" (over B),
+            "prompt_mean", "rollout_mean".
         max_seq_len; samples_per_prompt or group_boundaries ``[P + 1]``: what these ask for; where
             none does, not looked at.
         global_tokens, global_sequences, global_groups: counts over all micro-batches and ranks, a
@@ -168,7 +175,9 @@ def make_call(arguments: Arguments) -> Call:
     options = arguments.pop("options")
     given = {name: options.pop(name) for name in TENSORS if name in options}
     has_boundaries = given.get("group_boundaries") is not None
-    resolved = resolve(has_boundaries, given.get("loss_weights") is not None, options)
+    has_weights = given.get("loss_weights") is not None
+    has_importance = given.get("importance_weights") is not None
+    resolved = resolve((has_boundaries, has_weights, has_importance), options)
     arguments.update(ABSENT)
     for name, tensor in given.items():
         if name not in resolved.unread:

@@ -56,8 +56,8 @@ def ratio_kl(
         old_logps: ``[...]``, of any floating dtype.
         ref_logps: ``[...]``, the reference's log-probs in place of its logits.
         kl: "k1" -e, "abs" |e|, "k2" e^2 / 2 or "k3" exp(e) - 1 - e, with e = ref - log p.
-        kl_gradient: "pathwise", the derivative of that; "unbiased": -e; "unbiased_clamped": -e,
-            and 0 beyond kl_clamp.
+        kl_gradient: "pathwise", the derivative of that; "unbiased": -e; "importance": that of
+            the estimate times exp(log p - stop_gradient(log p)), -e for k3; 0 beyond kl_clamp.
         kl_clamp: k3's e is clamped to +-kl_clamp; its pathwise derivative beyond is 0.
         log_ratio_clamp: a number or (low, high) that log p - old is clamped to, inf for none; the
             derivative beyond is 0.
@@ -156,6 +156,7 @@ def make_call(given: Arguments) -> Call:
     with renamed("ratio_kl", {"kl_estimator": "kl"}):
         for name, word in words.items():
             check_word(name, word)
+    most = most if given["kl"] == "k3" else inf
     clamps = {"log_ratio_low": low, "log_ratio_high": high, "kl_clamp": most}
     estimator = _core.LossOptions({**words, **clamps, "kl_output_clamp": inf})
     logp = arguments_of("logp", given, NAMES)

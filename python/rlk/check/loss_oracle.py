@@ -20,6 +20,7 @@ TIE = 4e-6  # relative distance from a threshold within which fp32 may decide ot
 
 DEFAULTS: Mapping[str, Any] = {
     **_rules.DEFAULTS,
+    "kl_clamp": None,
     **dict.fromkeys(("max_seq_len", "samples_per_prompt", "group_boundaries")),
     **dict.fromkeys(("global_tokens", "global_sequences", "global_groups")),
 }
@@ -48,12 +49,14 @@ def ppo_loss(
     rollout_logprobs: Array | None = None,
     ref_log_probs: Array | None = None,
     entropy: Array | None = None,
+    importance_weights: Array | None = None,
     loss_weights: Array | None = None,
     cu_seqlens: Array | None = None,
     **options: Any,
 ) -> LossAnswer:
     """Tokens [B, T], [T] or, with cu_seqlens, [N]; the rest as rlk.jit.ppo_loss takes it."""
     o = {**DEFAULTS, **options}
+    _fill_in(o)
     shape = np.shape(log_probs)
     sequence, num_sequences = _sequences(shape, cu_seqlens)
     active = np.ones(shape, bool) if mask is None else np.asarray(mask) != 0
@@ -76,19 +79,33 @@ def ppo_loss(
             w_kl = _weights(kl_name, n, s, o)
         else:
             w = w_kl = per_token(loss_weights)
-        delta = lp - p0
+        if importance_weights is None:
+            rho, u, ties, counts = _correction(o, p0, rollout_logprobs, tokens, s, n)
+        else:
+            rho, u = per_token(importance_weights), np.zeros(len(s))
+            ties, counts = u != 0, {"num_tis_rejected": int((rho == 0).sum())}
+        is_left = np.ones(len(s), bool)
+        if (
+            o["tis_rejected"] == "leave"
+            and o["tis_mode"] != "truncate"
+            and o["tis_level"] == "token"
+        ):
+            is_left = rho != 0
+        num_left = np.maximum(_sum(1.0 * is_left, s, n), 1)
+
+        def mean(values: Array) -> Array:
+            """Of each token's sequence, over those left."""
+            return (_sum(np.where(is_left, values, 0.0), s, n) / num_left)[s]
+
+        own = delta = lp - p0
         clamp = o["log_ratio_clamp"]
-        if o["policy_loss"] == "gspo":
-            delta = _mean(delta, s, n)[s]
-            clamp = o["gspo_log_ratio_clamp"]
-        low, high = clamp if isinstance(clamp, tuple) else (-clamp, clamp)
-        moves = ~((delta < low) | (delta > high))
-        clipped_delta = np.clip(delta, low, high)
-        r = np.exp(clipped_delta)
-        ties = _near(np.exp(delta), np.exp(low)) | _near(np.exp(delta), np.exp(high))
-        value, slope, near, counts = _policy(o, a, r, lp, moves)
+        if o["ratio_level"] != "token":
+            delta, clamp = mean(delta), o["gspo_log_ratio_clamp"]
+        if o["advantage_level"] == "sequence" and np.shape(advantages) == shape:
+            a = mean(a)
+        r, clipped_delta, moves, near = _ratio(delta, clamp)
         ties |= near
-        rho, u, near, more = _correction(o, p0, rollout_logprobs, tokens, s, n)
+        value, slope, near, more = _policy(o, a, r, lp, moves)
         ties |= near
         counts |= more
         value = np.where(rho == 0, 0.0, rho * value)
@@ -96,16 +113,32 @@ def ppo_loss(
         term, grad = w * value, w * slope
         scale = np.abs(grad)
         sums = {"policy_loss": term.sum()}
+        # What goes through the mean of the sequence, and its scale.
+        through = np.zeros(len(s))
+        if o["ratio_level"] == "sequence" and o["policy_loss"] not in ("cispo", "gpg"):
+            through, grad = grad, through
         if o["kl_coef"] != 0:
-            k, k_slope, near = _kl(o, tokens(ref_log_probs) - lp)
+            g, g_moves, g_means = np.ones(len(s)), np.zeros(len(s), bool), np.zeros(len(s), bool)
+            if o["kl_weight"] == "ratio" and o["kl_ratio"] == "policy":
+                g, is_mean = r, o["ratio_level"] == "sequence"
+                g_moves, g_means = moves & (not is_mean), moves & is_mean
+            elif o["kl_weight"] == "ratio":
+                x = own if o["kl_ratio"] == "token" else lp - tokens(rollout_logprobs)
+                g, _, g_moves, near = _ratio(x, o["log_ratio_clamp"])
+                ties |= near
+            k, k_slope, k_through, near = _kl(o, tokens(ref_log_probs) - lp, g, g_moves, g_means)
             ties |= near
-            if o["kl_weight"] == "ratio":
-                pathwise = o["kl_gradient"] == "pathwise"
-                k, k_slope = r * k, r * (k_slope + (np.where(moves, k, 0.0) if pathwise else 0.0))
             sums |= {"kl_sum": k.sum(), "kl_loss": (w_kl * k).sum()}
-            term = term + w_kl * o["kl_coef"] * k
-            grad = grad + w_kl * o["kl_coef"] * k_slope
-            scale = scale + np.abs(w_kl * o["kl_coef"] * k_slope)
+            c = w_kl * o["kl_coef"]
+            term = term + c * k
+            grad, through = grad + c * k_slope, through + c * k_through
+            scale = scale + np.abs(c) * (np.abs(k_slope) + np.abs(k_through))
+        if o["ratio_level"] == "sequence":
+            grad = grad + np.where(is_left, mean(through), 0.0)
+            scale = scale + np.where(is_left, mean(scale), 0.0)
+        if o["ratio_level"] == "sequence" or not is_left.all():
+            # One token near a threshold may move all of its sequence.
+            ties = _sum(1.0 * ties, s, n)[s] > 0
         grad_entropy = np.zeros(len(s))
         if o["entropy_coef"] != 0:
             h = tokens(entropy)
@@ -121,7 +154,7 @@ def ppo_loss(
             "ratio_max": r.max() if len(r) else 1.0,
             "ratio_min": r.min() if len(r) else 1.0,
         }
-        if o["use_tis"]:
+        if o["use_tis"] or importance_weights is not None:
             sums |= {
                 "tis_sum": rho.sum(),
                 "tis_sq_sum": (rho * rho).sum(),
@@ -165,6 +198,26 @@ def _sequences(shape: tuple[int, ...], cu_seqlens: Array | None) -> tuple[Array,
     return np.zeros(shape[0], np.int64), 1
 
 
+def _fill_in(o: dict[str, Any]) -> None:
+    """What one option makes of another."""
+    if o["policy_loss"] == "gspo" and o["ratio_level"] == "token":
+        o["ratio_level"] = "sequence_token"
+    if o["advantage_level"] == "ratio":
+        o["advantage_level"] = "token" if o["ratio_level"] == "token" else "sequence"
+    if o["kl_clamp"] is None:  # that of the defaults is of k3 alone
+        o["kl_clamp"] = _rules.DEFAULTS["kl_clamp"] if o["kl_estimator"] == "k3" else INF
+
+
+def _ratio(log_ratio: Array, clamp: Any) -> tuple[Array, Array, Array, Array]:
+    """Its exponential within the clamp, it clamped, whether it moves there, and near ties."""
+    low, high = clamp if isinstance(clamp, tuple) else (-clamp, clamp)
+    moves = ~((log_ratio < low) | (log_ratio > high))
+    free = np.exp(log_ratio)
+    ties = _near(free, np.exp(low)) | _near(free, np.exp(high))
+    clipped = np.clip(log_ratio, low, high)
+    return np.exp(clipped), clipped, moves, ties
+
+
 def _near(x: Array, threshold: float) -> Array:
     # What is infinite bounds nothing, and is as near to everything.
     return (np.abs(x - threshold) <= TIE * abs(threshold)) & np.isfinite(threshold)
@@ -206,6 +259,7 @@ def _weights(name: str, n: Array, s: Array, o: Mapping[str, Any]) -> Array:
         "seq_mean_token_sum_norm": num_all * (length or 0),
         "seq_mean_token_sum_norm_valid": num_valid * (length or 0),
         "token_sum_over_L": length,
+        "sequence_sum": num_all,
     }
     return np.broadcast_to(1.0 / denominators[name], s.shape)
 
@@ -298,24 +352,30 @@ def _correction(
     return np.where(rejected, 0.0, rho), u, ties, counts
 
 
-def _kl(o: Mapping[str, Any], e: Array) -> tuple[Array, Array, Array]:
-    """Value, derivative with respect to the policy's log-prob, and near ties."""
+def _kl(
+    o: Mapping[str, Any], e: Array, g: Array, moves: Array, means: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Value of the estimate times its weight g, derivatives with respect to the policy's log-prob
+    and to the mean log-ratio, and near ties. g moves with the own log-prob, or with the mean."""
     bound, most = o["kl_clamp"], o["kl_output_clamp"]
-    is_k3 = o["kl_estimator"] == "k3"
-    inside = (np.abs(e) <= bound) | (not is_k3)  # the clamp of e is of k3 alone
-    clamped = np.clip(e, -bound, bound)
+    x, inside = np.clip(e, -bound, bound), np.abs(e) <= bound
     terms: dict[str, tuple[Array, Array]] = {
-        "k1": (-e, np.ones_like(e)),
-        "abs": (np.abs(e), -np.sign(e)),
-        "k2": (e * e / 2, -e),
-        "k3": (np.expm1(clamped) - clamped, np.where(inside, -np.expm1(clamped), 0.0)),
+        "k1": (-x, np.ones_like(x)),
+        "abs": (np.abs(x), -np.sign(x)),
+        "k2": (x * x / 2, -x),
+        "k3": (np.expm1(x) - x, -np.expm1(x)),
     }
-    value, slope = terms[o["kl_estimator"]]
-    cut = np.abs(value) > most
-    ties = (_near(np.abs(e), bound) & is_k3) | _near(np.abs(value), most)
-    value = np.clip(value, -most, most)
-    if o["kl_gradient"] == "pathwise":
-        return value, np.where(cut, 0.0, slope), ties
+    k, slope = terms[o["kl_estimator"]]
+    slope = np.where(inside, slope, 0.0)
+    value = g * k
+    free = np.abs(value) <= most
+    ties = _near(np.abs(e), bound) | _near(np.abs(value), most)
+    no = np.zeros_like(e)
     if o["kl_gradient"] == "unbiased":
-        return value, -e, ties
-    return value, np.where(cut | ~inside, 0.0, -e), ties
+        grad, through = -g * e, no
+    elif o["kl_gradient"] == "importance":
+        grad, through = np.where(free & inside, g * (k + slope), 0.0), no
+    else:
+        grad = np.where(free, g * (slope + np.where(moves, k, 0.0)), 0.0)
+        through = np.where(free & means, value, 0.0)
+    return np.clip(value, -most, most), grad, through, ties

@@ -103,5 +103,6 @@ _PARSERS: Mapping[str, Parser] = {
     "target": _one_of(*_INTEGERS),
     "ignore_index": _ignore_index,
     "loss_weights": _yes_or_no,
+    "importance_weights": _yes_or_no,
     "kl": _one_of(*WORDS["kl_estimator"]),
 }

@@ -11,38 +11,68 @@ RLK_INLINE VecF clamp(VecF x, float low, float high) {
   return select(x < low, splat(low), select(x > high, splat(high), x));
 }
 
-struct KlTerm {
+// What the estimate is multiplied by.
+struct KlWeight {
   VecF value;
-  VecF grad;  // with respect to the policy's log-prob
+  Mask moves;         // with the token's own log-prob
+  Mask moves_others;  // with the log-probs of all tokens of the sequence
 };
 
-// e = ref - log_prob:
-//   k1 -e, abs |e|, k2 e^2 / 2, k3 exp(e) - 1 - e with e clamped to +-kl_clamp
-// Unbiased: the derivative is -e (that of k2, and of w * k3 with w = exp(log_prob - sg(log_prob))).
-RLK_INLINE KlTerm kl_term(const LossChoices& c, const LossValues& v, VecF e) {
-  const VecF zero = splat(0.0f);
-  KlTerm k;
-  Mask clamped = zero != zero;  // by one clamp or the other
+struct KlTerm {
+  VecF value;
+  VecF grad;           // with respect to the policy's log-prob
+  VecF sequence_grad;  // with respect to the mean log-ratio of the sequence
+};
+
+// e = ref - log_prob, clamped to +-kl_clamp:
+//   k1 -e, abs |e|, k2 e^2 / 2, k3 exp(e) - 1 - e
+// times the weight g, the product clamped to +-kl_output_clamp. Derivatives:
+//   pathwise     (g k)' = g (k' + k), or g k' where g is a constant; 0 beyond a clamp
+//   unbiased     -g e whatever the value: that of k2, and of w * k3 with w = exp(log_prob - sg(.))
+//   importance   of w g k: g (k' + k), 0 beyond a clamp
+// k' + k is written without what cancels: -e for k3.
+RLK_INLINE KlTerm kl_term(const LossChoices& c, const LossValues& v, VecF e, const KlWeight& g) {
+  const VecF zero = splat(0.0f), x = clamp(e, -v.kl_clamp, v.kl_clamp);
+  const Mask inside = !((e > v.kl_clamp) | (e < -v.kl_clamp));
+  VecF k, slope, both;
   if (c.kl == kKl1) {
-    k = {-e, splat(1.0f)};
+    k = -x;
+    slope = splat(1.0f);
+    both = 1.0f - x;
   } else if (c.kl == kKlAbs) {
-    k = {magnitude(e), select(e > 0.0f, splat(-1.0f), select(e < 0.0f, splat(1.0f), -e))};
+    k = magnitude(x);
+    slope = select(x > 0.0f, splat(-1.0f), select(x < 0.0f, splat(1.0f), -x));
+    both = k + slope;
   } else if (c.kl == kKl2) {
-    k = {0.5f * e * e, -e};
+    k = 0.5f * x * x;
+    slope = -x;
+    both = k + slope;
   } else {
-    clamped = (e > v.kl_clamp) | (e < -v.kl_clamp);
-    const Exponential x = exponential(clamp(e, -v.kl_clamp, v.kl_clamp));
-    k = {x.k3, select(clamped, zero, -x.expm1)};
+    const Exponential exp = exponential(x);
+    k = exp.k3;
+    slope = -exp.expm1;
+    both = -x;
   }
-  const Mask cut = (k.value > v.kl_output_clamp) | (k.value < -v.kl_output_clamp);
-  k.value = clamp(k.value, -v.kl_output_clamp, v.kl_output_clamp);
-  clamped = clamped | cut;
-  if (c.kl_gradient == kPathwise) {
-    k.grad = select(cut, zero, k.grad);
-  } else {
-    k.grad = c.kl_gradient == kUnbiased ? -e : select(clamped, zero, -e);
+  slope = select(inside, slope, zero);
+  KlTerm term{k, slope, zero};
+  VecF unbiased = -e;
+  if (c.kl_weight != kNoKlRatio) {
+    term.value = g.value * k;
+    term.grad = g.value * select(g.moves, select(inside, both, k), slope);
+    term.sequence_grad = select(g.moves_others, term.value, zero);
+    both = g.value * both;
+    unbiased = g.value * unbiased;
   }
-  return k;
+  if (c.kl_gradient != kPathwise) {
+    term.grad = select(inside, both, zero);
+    term.sequence_grad = zero;
+  }
+  const Mask cut = (term.value > v.kl_output_clamp) | (term.value < -v.kl_output_clamp);
+  term.value = clamp(term.value, -v.kl_output_clamp, v.kl_output_clamp);
+  term.grad = select(cut, zero, term.grad);
+  term.sequence_grad = select(cut, zero, term.sequence_grad);
+  if (c.kl_gradient == kUnbiased) term.grad = unbiased;
+  return term;
 }
 
 }  // namespace rlk

@@ -25,17 +25,24 @@ struct LossOptions {
 };
 
 inline constexpr jit::Word k_policy_losses[] = {
-    {"ppo", kPpo}, {"gspo", kGspo}, {"cispo", kCispo}, {"sapo", kSapo}, {"gpg", kGpg}};
+    {"ppo", kPpo}, {"cispo", kCispo}, {"sapo", kSapo}, {"gpg", kGpg}};
+inline constexpr jit::Word k_ratio_levels[] = {
+    {"token", kTokenRatio}, {"sequence", kSequenceRatio}, {"sequence_token", kSequenceTokenRatio}};
+inline constexpr jit::Word k_advantage_levels[] = {{"token", 0}, {"sequence", 1}};
 inline constexpr jit::Word k_dual_clips[] = {{"on", kLossCap}, {"delta", kRatioCap}};
 inline constexpr jit::Word k_tis_modes[] = {
-    {"truncate", kTruncate}, {"mask", kMask}, {"band", kBand}};
+    {"truncate", kTruncate}, {"mask", kMask}, {"band", kBand}, {"given", kGiven}};
 inline constexpr jit::Word k_tis_levels[] = {
     {"token", kTokenLevel}, {"sequence", kSequenceLevel}, {"geometric", kGeometricLevel}};
+inline constexpr jit::Word k_tis_rejected[] = {{"stay", 0}, {"leave", 1}};
 inline constexpr jit::Word k_kl_estimators[] = {
     {"k1", kKl1}, {"abs", kKlAbs}, {"k2", kKl2}, {"k3", kKl3}};
 inline constexpr jit::Word k_kl_gradients[] = {
-    {"pathwise", kPathwise}, {"unbiased", kUnbiased}, {"unbiased_clamped", kUnbiasedClamped}};
-inline constexpr jit::Word k_kl_weights[] = {{"one", 0}, {"ratio", 1}};
+    {"pathwise", kPathwise}, {"unbiased", kUnbiased}, {"importance", kImportance}};
+inline constexpr jit::Word k_kl_weights[] = {{"one", kNoKlRatio},
+                                             {"policy", kPolicyRatio},
+                                             {"token", kOwnRatio},
+                                             {"rollout", kRolloutRatio}};
 inline constexpr jit::Word k_entropy_bonuses[] = {{"on", 1}};
 // Groups are of prompts or of rollouts: one formula.
 inline constexpr jit::Word k_reductions[] = {
@@ -47,6 +54,7 @@ inline constexpr jit::Word k_reductions[] = {
     {"seq_mean_token_sum_norm", kSeqMeanTokenSumNorm},
     {"seq_mean_token_sum_norm_valid", kSeqMeanTokenSumNormValid},
     {"token_sum_over_L", kTokenSumOverL},
+    {"sequence_sum", kSequenceSum},
     {"prompt_mean", kGroupMean},
     {"rollout_mean", kGroupMean},
 };
@@ -65,6 +73,14 @@ inline constexpr LossChoice k_loss_choices[] = {
      &LossChoices::policy,
      k_policy_losses,
      {"loss", "kPolicy", jit::constant_words<k_policy_losses, /*hides_first=*/false>}},
+    {"ratio_level",
+     &LossChoices::ratio,
+     k_ratio_levels,
+     {"ratio", "kRatio", jit::constant_words<k_ratio_levels>}},
+    {"advantage_level",
+     &LossChoices::mean_advantage,
+     k_advantage_levels,
+     {"advantage", "kMeanAdvantage", jit::constant_words<k_advantage_levels>}},
     {"dual_clip",
      &LossChoices::dual_clip,
      k_dual_clips,
@@ -77,6 +93,10 @@ inline constexpr LossChoice k_loss_choices[] = {
      &LossChoices::level,
      k_tis_levels,
      {"tis_level", "kLevel", jit::constant_words<k_tis_levels>}},
+    {"tis_rejected",
+     &LossChoices::leaves,
+     k_tis_rejected,
+     {"rejected", "kLeaves", jit::constant_words<k_tis_rejected>}},
     {"kl_estimator",
      &LossChoices::kl,
      k_kl_estimators,
@@ -86,9 +106,9 @@ inline constexpr LossChoice k_loss_choices[] = {
      k_kl_gradients,
      {"kl_gradient", "kKlGradient", jit::constant_words<k_kl_gradients>}},
     {"kl_weight",
-     &LossChoices::kl_ratio,
+     &LossChoices::kl_weight,
      k_kl_weights,
-     {"kl_weight", "kKlRatio", jit::constant_words<k_kl_weights>}},
+     {"kl_weight", "kKlWeight", jit::constant_words<k_kl_weights>}},
     {"entropy",
      &LossChoices::entropy,
      k_entropy_bonuses,
@@ -112,6 +132,8 @@ struct LossNumber {
 inline constexpr LossNumber k_loss_numbers[] = {
     {"log_ratio_low", &LossValues::log_ratio_low},
     {"log_ratio_high", &LossValues::log_ratio_high},
+    {"kl_log_ratio_low", &LossValues::kl_log_ratio_low},
+    {"kl_log_ratio_high", &LossValues::kl_log_ratio_high},
     {"ratio_low", &LossValues::ratio_low},
     {"ratio_high", &LossValues::ratio_high},
     {"dual_ratio", &LossValues::dual_ratio},

@@ -40,6 +40,9 @@ RLK_INLINE float token_weight(long long reduction, const LossCounts& n, double l
     case kTokenSumOverL:
       denominator = length;
       break;
+    case kSequenceSum:
+      denominator = static_cast<double>(n.sequences);
+      break;
     case kGroupMean:
       denominator = static_cast<double>(n.groups) * static_cast<double>(in_group);
       break;

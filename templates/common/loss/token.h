@@ -5,13 +5,17 @@
 //   grad = w * rho * l' + w_kl * beta * k'                 with respect to the policy's log-prob
 //
 // with the ratio r = exp(clamp(log_prob - old)), A the advantage:
-//   ppo, gspo  l = max(-A r, -A clip(r)), l' = -A r or 0; gspo: r of the sequence's mean log-ratio
+//   ppo        l = max(-A r, -A clip(r)), l' = -A r or 0
 //   dual clip  where A < 0: l = min(l, -A c)
 //   delta      l = max(-A min(r, c), -A clip(r))
 //   cispo      l = -clip(r) A log_prob, clip(r) a constant
 //   sapo       l = -A (4 / tau) s(tau (r - 1)), s the logistic function
 //   gpg        l = -A log_prob
-// An inactive token is selected away before any arithmetic: it may hold anything.
+// r, and the advantage, may be the sequence's: of means over its tokens. Then the derivative of
+// what is multiplied by r or made of it goes to the token itself (kSequenceTokenRatio: gspo-token),
+// or is summed over the sequence and spread evenly (kSequenceRatio): sequence_grad here, the sum of
+// which over n comes back as TokenInput::sequence_grad. An inactive token is selected away before
+// any arithmetic: it may hold anything.
 #pragma once
 
 #include "common/loss/kl.h"
@@ -23,13 +27,16 @@ struct TokenInput {
   VecF log_prob, old, advantage;
   VecF rollout, ref, entropy;  // each read with its choice alone
   VecF weight, kl_weight;      // w, w_kl
-  VecF sequence_log_ratio;     // gspo: mean of log_prob - old
+  VecF given;                  // rho, with kGiven
+  VecF sequence_log_ratio;     // mean of log_prob - old
   VecF sequence_statistic;     // correction of a sequence: sum or mean of old - rollout
+  VecF sequence_grad;          // kSequenceRatio: what each token has of its sequence's
 };
 
 struct TokenResult {
   VecF term, policy_term, kl_term;  // policy_term: w * rho * l; kl_term: w_kl * k
   VecF grad, grad_entropy;
+  VecF sequence_grad;               // with respect to the mean log-ratio: of this token's term
   VecF ratio, log_ratio, k3;        // log_ratio clamped; k3 of it
   VecF correction, log_correction;  // rho, u
   VecF kl, entropy;
@@ -95,9 +102,19 @@ RLK_INLINE PolicyTerm policy_term(const LossChoices& c, const LossValues& v, con
   return {l.value, select(none, zero, select(l.value == l.value, l.grad, l.value))};
 }
 
-// rho of a token. Rejected: rho is 0 because the statistic is out of its bounds.
+// Whether the correction makes a token's weight 0 by its own u.
+RLK_INLINE Mask is_rejected(const LossValues& v, VecF u) {
+  const VecF rho = exponential(clamp(u, -v.correction_clamp, v.correction_clamp)).exp;
+  return (u > v.correction_overflow_log) | (rho > v.correction_high) | (rho < v.correction_low);
+}
+
+// rho of a token. Rejected: rho is 0 because the statistic is out of its bounds, or it is given so.
 RLK_INLINE VecF correction(const LossChoices& c, const LossValues& v, const TokenInput& in, VecF u,
                            TokenResult& out) {
+  if (c.correction == kGiven) {
+    out.rejected = in.active & (in.given == 0.0f);
+    return in.given;
+  }
   const VecF statistic = c.level == kTokenLevel ? u : in.sequence_statistic;
   VecF rho = exponential(clamp(statistic, -v.correction_clamp, v.correction_clamp)).exp;
   const Mask overflow = statistic > v.correction_overflow_log;
@@ -117,24 +134,44 @@ RLK_INLINE VecF correction(const LossChoices& c, const LossValues& v, const Toke
   return select(out.rejected, splat(0.0f), rho);
 }
 
+// `own`: log_prob - old, `of_rollout`: log_prob - rollout, of an active or neutral token.
+RLK_INLINE KlWeight kl_weight(const LossChoices& c, const LossValues& v, VecF own, VecF of_rollout,
+                              VecF ratio, Mask moves) {
+  const Mask no = splat(0.0f) != 0.0f;
+  if (c.kl_weight == kPolicyRatio) {
+    const bool is_of_sequence = c.ratio == kSequenceRatio;
+    return {ratio, is_of_sequence ? no : moves, is_of_sequence ? moves : no};
+  }
+  const VecF x = c.kl_weight == kOwnRatio ? own : of_rollout;
+  const Mask is_inside = !((x < v.kl_log_ratio_low) | (x > v.kl_log_ratio_high));
+  return {exponential(clamp(x, v.kl_log_ratio_low, v.kl_log_ratio_high)).exp, is_inside, no};
+}
+
 RLK_INLINE TokenResult token_loss(const LossChoices& c, const LossValues& v, TokenInput in) {
   const VecF zero = splat(0.0f);
   TokenResult out;
   VecF delta = in.log_prob - in.old;
-  VecF u = zero, e = zero;
+  VecF own = delta, of_rollout = zero, u = zero, e = zero;
   Mask finite = is_finite(in.log_prob) & is_finite(in.old) & is_finite(in.advantage);
-  if (c.correction) {
+  if (reads_rollout(c)) {
     u = in.old - in.rollout;
+    of_rollout = in.log_prob - in.rollout;
     finite = finite & is_finite(in.rollout);
+  }
+  if (c.correction == kGiven) {
+    finite = finite & is_finite(in.given);
+    in.given = select(in.active, in.given, zero);
   }
   if (c.kl) {
     e = in.ref - in.log_prob;
     finite = finite & is_finite(in.ref);
   }
   if (c.entropy) finite = finite & is_finite(in.entropy);
-  if (c.policy == kGspo) delta = in.sequence_log_ratio;
+  if (c.ratio != kTokenRatio) delta = in.sequence_log_ratio;
   // Selected, not multiplied: what follows never sees an inactive value.
   delta = select(in.active, delta, zero);
+  own = select(in.active, own, zero);
+  of_rollout = select(in.active, of_rollout, zero);
   u = select(in.active, u, zero);
   e = select(in.active, e, zero);
   in.advantage = select(in.active, in.advantage, zero);
@@ -162,24 +199,32 @@ RLK_INLINE TokenResult token_loss(const LossChoices& c, const LossValues& v, Tok
   out.policy_term = in.weight * l.value;
   out.term = out.policy_term;
   VecF grad = in.weight * l.grad;
+  // cispo and gpg hold the ratio constant: their derivative is the token's own.
+  const bool is_through_ratio = c.policy == kPpo || c.policy == kSapo;
+  out.sequence_grad = zero;
+  if (c.ratio == kSequenceRatio && is_through_ratio) {
+    out.sequence_grad = grad;
+    grad = zero;
+  }
 
   out.kl = out.kl_term = zero;
   if (c.kl) {
-    KlTerm k = kl_term(c, v, e);
-    if (c.kl_ratio) {
-      // The ratio carries gradient too: (r k)' = r (k + k'), and r (log p - ref) where unbiased.
-      const VecF both = c.kl_gradient == kPathwise ? select(moves, k.value, zero) + k.grad : k.grad;
-      k = {r.exp * k.value, r.exp * both};
-    }
+    const KlTerm k = kl_term(c, v, e, kl_weight(c, v, own, of_rollout, r.exp, moves));
     out.kl = k.value;
     out.kl_term = select(in.active, in.kl_weight * k.value, zero);
     out.term = out.term + in.kl_weight * (v.kl_coef * k.value);
     grad = grad + in.kl_weight * (v.kl_coef * k.grad);
+    out.sequence_grad = out.sequence_grad + in.kl_weight * (v.kl_coef * k.sequence_grad);
   }
   out.grad_entropy = zero;
   if (c.entropy) {
     out.term = out.term - in.weight * (v.entropy_coef * out.entropy);
     out.grad_entropy = select(in.active, -(in.weight * v.entropy_coef), zero);
+  }
+  if (c.ratio == kSequenceRatio) {
+    const Mask is_left = c.leaves ? in.active & !out.rejected : in.active;
+    out.sequence_grad = select(is_left, out.sequence_grad, zero);
+    grad = grad + select(is_left, in.sequence_grad, zero);
   }
   out.grad = select(in.active, grad, zero);
   out.policy_term = select(in.active, out.policy_term, zero);

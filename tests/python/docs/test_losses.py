@@ -14,6 +14,7 @@ from paths import ROOT
 import rlk
 from rlk._loss_options import ELSEWHERE
 from rlk._ops.ppo_loss import OPTIONS
+from rlk._rules import OF_SYSTEM
 from rlk.losses import Rules
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -82,9 +83,8 @@ def options_table() -> list[list[str]]:
 
 def test_the_table_has_every_rule_and_its_default():
     defaults = {row[0].strip("`"): row[1] for row in options_table()}
-    of_system = ("kl_output_clamp_of", "tis_cap_of", "reduction_of", "reduction_names")
     for field in dataclasses.fields(Rules):
-        if field.name not in of_system:
+        if field.name not in OF_SYSTEM:
             assert re.split("[;:,]", defaults[field.name])[0].strip("`") == str(field.default)
     assert set(defaults) <= OPTIONS
 

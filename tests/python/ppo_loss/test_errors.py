@@ -11,6 +11,7 @@ from losses import FLOAT, Batch, batch, same, same_metrics
 import rlk
 from rlk._loss_options import ELSEWHERE
 from rlk._ops.ppo_loss import OPTIONS
+from rlk._rules import OF_SYSTEM
 from rlk.check.specs.ppo_loss_inputs import LIVE
 from rlk.losses import DIALECTS, Rules
 
@@ -78,14 +79,27 @@ def test_a_reduction_of_another_dialect_is_told():
     refused("loss_reduction: expected .*got 'mean'$", loss_reduction="mean")
 
 
-@pytest.mark.parametrize("policy", ["gspo", "cispo", "sapo", "gpg"])
+@pytest.mark.parametrize("policy", ["cispo", "sapo", "gpg"])
 def test_dual_clip_is_of_ppo(policy):
     refused("use_dual_clip: expected False", policy_loss=policy, use_dual_clip=True)
-    batch().loss(policy_loss=policy, dialect="verl")  # whose default it is
+    for loss in (policy, "gspo"):  # whose default it is
+        b = batch(spread=2.0)
+        assert int(b.loss(policy_loss=loss, dialect="verl").metrics.num_dual_clip) == 0
+    capped = b.loss(policy_loss="gspo", use_dual_clip=True, clip_ratio_c=1.1).metrics
+    assert int(capped.num_dual_clip) > 0
 
 
 def test_contradictions():
-    refused("kl_weight", policy_loss="gspo", kl_coef=0.1, kl_weight="ratio")
+    refused(
+        "ratio_level: expected 'sequence' or 'sequence_token' with gspo, got 'token'",
+        policy_loss="gspo",
+        ratio_level="token",
+    )
+    refused(
+        "importance_weights: expected None with use_tis, which makes the weights, got both",
+        use_tis=True,
+        importance_weights=np.ones(6, FLOAT),
+    )
     groups = {"loss_reduction": "prompt_mean", "samples_per_prompt": 2}
     refused("group_boundaries", group_boundaries=STARTS, **groups)
     refused("delta: expected None with policy_loss='cispo'", policy_loss="cispo", delta=2.0)
@@ -237,6 +251,7 @@ CALL = {  # options that are no rule
     **{name: LIVE[name] for name in LIVE if name.startswith(("max_", "samples_", "global_"))},
     "group_boundaries": (STARTS, {"loss_reduction": "prompt_mean", "samples_per_prompt": 1}),
     "loss_weights": (np.full(6, 0.5, FLOAT), {}),
+    "importance_weights": (np.full(6, 0.5, FLOAT), {}),
 }
 RULES = {name: live for name, live in LIVE.items() if name not in CALL and name != "dialect"}
 
@@ -249,7 +264,7 @@ def switch_of(name: str) -> dict:
 def test_the_lists_of_live_options_are_complete():
     """slime 2247."""
     rules = {f.name for f in dataclasses.fields(Rules)}
-    rules -= {"reduction_of", "reduction_names", "kl_output_clamp_of", "tis_cap_of"}
+    rules -= set(OF_SYSTEM)
     assert set(RULES) == rules
     tensors = {"rollout_logprobs", "ref_log_probs", "entropy", "cu_seqlens", "dialect"}
     assert rules | set(CALL) | tensors == OPTIONS

@@ -140,7 +140,7 @@ def test_every_importance_weight(policy, level, mode):
 
 
 @pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3"])
-@pytest.mark.parametrize("gradient", ["pathwise", "unbiased", "unbiased_clamped"])
+@pytest.mark.parametrize("gradient", ["pathwise", "unbiased", "importance"])
 @pytest.mark.parametrize("weight", ["one", "ratio"])
 @pytest.mark.parametrize("most", [10.0, np.inf])
 def test_every_kl_term(estimator, gradient, weight, most):

@@ -22,8 +22,9 @@ OPTION_SETS = [
     {"kl": "abs"},
     {"kl": "k2"},
     {"kl_gradient": "unbiased"},
-    {"kl_gradient": "unbiased_clamped", "kl_clamp": 0.1},
-    {"kl": "k2", "kl_gradient": "unbiased_clamped", "kl_clamp": 0.1},
+    {"kl_gradient": "importance", "kl_clamp": 0.1},
+    {"kl": "k2", "kl_gradient": "importance", "kl_clamp": 0.1},
+    {"kl": "k1", "kl_gradient": "importance"},
     {"kl_clamp": 0.25, "log_ratio_clamp": 0.5},
     {"ignore_index": 3},
 ]

@@ -359,13 +359,11 @@ class Exactly:
                 "k2": (e * e / 2, -e),
                 "k3": (np.expm1(clipped) - clipped, np.where(beyond, 0.0, -np.expm1(clipped))),
             }[o.get("kl", "k3")]
-            if o.get("kl_gradient", "pathwise") != "pathwise":
-                cut = (
-                    beyond
-                    & (o["kl_gradient"] == "unbiased_clamped")
-                    & (o.get("kl") in (None, "k3"))
-                )
-                slope = np.where(cut, 0.0, -e)
+            if o.get("kl_gradient") == "unbiased":
+                slope = -e
+            elif o.get("kl_gradient") == "importance":
+                is_k3 = o.get("kl", "k3") == "k3"
+                slope = np.where(beyond & is_k3, 0.0, value + slope)
         return ratio, ratio_slope, value, slope
 
     def _with_factor_error(self, factor: np.ndarray, off: np.ndarray) -> Bounded:

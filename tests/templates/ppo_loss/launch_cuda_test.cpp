@@ -87,7 +87,8 @@ class LaunchPpoLossTest : public LaunchFixture<PpoLossArgs, PpoLossPack> {
                   &call.sequence_weight,
                   &call.sequence_kl_weight,
                   &call.sequence_statistic,
-                  read_with(call.choices.correction, call.rollout_log_probs),
+                  read_with(reads_rollout(call.choices), call.rollout_log_probs),
+                  read_with(call.choices.correction == kGiven, call.importance_weights),
                   read_with(call.choices.kl, call.ref_log_probs),
                   read_with(call.choices.entropy, call.entropy)});
     expect_sound_workspace(call, steps());
@@ -115,6 +116,8 @@ class LaunchPpoLossTest : public LaunchFixture<PpoLossArgs, PpoLossPack> {
       add("sequence_kl_weight", args.sequence_kl_weight, call.sequence_kl_weight, sequences * 4);
       add("sequence_log_ratio", args.sequence_log_ratio, {}, sequences * 4);
       add("sequence_statistic", args.sequence_statistic, call.sequence_statistic, sequences * 4);
+      add("sequence_advantage", args.sequence_advantage, {}, sequences * 4);
+      add("sequence_grad", args.sequence_grad, {}, sequences * 4);
       add("counts", args.counts, call.counts, kNumCounts * 8);
       add("partials", args.partials, {},
           std::max<Int64>(args.num_items, 1) * static_cast<Int64>(sizeof(PpoLossPartial)));
@@ -155,10 +158,24 @@ TEST_F(LaunchPpoLossTest, AForwardIsFourSteps) {
   }
 }
 
+TEST_F(LaunchPpoLossTest, ADerivativeThroughTheSequencesMeanIsAStepOfItsOwn) {
+  PpoLossCall call = make({8, 512});
+  call.choices.ratio = kSequenceTokenRatio;
+  run(call);
+  EXPECT_EQ(names(), "count weigh main finish");
+  call.choices.ratio = kSequenceRatio;
+  const auto all = run(call);
+  ASSERT_EQ(names(), "count weigh slope main finish");
+  EXPECT_EQ(all[2].blocks, 8u);
+  EXPECT_EQ(all[2].threads, 256u);
+}
+
 // An array is looked at with its switch alone, whatever it is.
 TEST_F(LaunchPpoLossTest, WhatASwitchReadsIsPassedWithItAlone) {
   PpoLossCall call = make_full({8, 512});
-  for (Tensor* each : {&call.rollout_log_probs, &call.ref_log_probs, &call.entropy}) {
+  call.importance_weights = tensor(DType::f32, {8, 512});
+  for (Tensor* each :
+       {&call.rollout_log_probs, &call.ref_log_probs, &call.entropy, &call.importance_weights}) {
     *each = view(*each, {1, 8});  // else it would be copied
   }
   call.choices = {};
@@ -167,6 +184,17 @@ TEST_F(LaunchPpoLossTest, WhatASwitchReadsIsPassedWithItAlone) {
   EXPECT_EQ(off.rollout_log_probs, nullptr);
   EXPECT_EQ(off.ref_log_probs, nullptr);
   EXPECT_EQ(off.entropy, nullptr);
+  EXPECT_EQ(off.importance_weights, nullptr);
+
+  call = make_full({8, 512});
+  call.choices.correction = kGiven;
+  call.importance_weights = tensor(DType::f32, {8, 1});
+  const PpoLossArgs given = run(call).back().args;
+  EXPECT_EQ(given.importance_weights, call.importance_weights.data);
+  EXPECT_EQ(given.importance_is_of_sequence, 1);
+  EXPECT_EQ(given.rollout_log_probs, nullptr);
+  call.choices.kl_weight = kRolloutRatio;
+  EXPECT_EQ(run(call).back().args.rollout_log_probs, call.rollout_log_probs.data);
 
   run(make_full({8, 512}));
   EXPECT_EQ(names(), "count weigh main finish");

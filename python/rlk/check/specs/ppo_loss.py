@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlk._loss_options import SWITCHES
+from rlk._loss_options import SWITCHES, reads
 
 from .. import loss_oracle
 from ..case import Case, Inputs, Liveness, flat_rows
@@ -31,9 +31,9 @@ class PpoLoss(OpSpec):
 
     name = "ppo_loss"
     op_class = "reduction"
-    row_inputs = (*inputs_of.ROWS, "loss_mask", "loss_weights")
+    row_inputs = (*inputs_of.ROWS, "loss_mask", "loss_weights", "importance_weights")
     mask = "loss_mask"
-    float32_inputs = frozenset({"loss_weights"})
+    float32_inputs = frozenset({"loss_weights", "importance_weights"})
     never_garbage = frozenset({"loss_weights"})
     outputs = ("loss", "clip_ratio")
     grad_arguments: Mapping[str, str] = {"loss": "grad_output"}
@@ -42,7 +42,7 @@ class PpoLoss(OpSpec):
     axes: Mapping[str, tuple[str, ...]] = {}
     kinds = inputs_of.KINDS
     option_sets = inputs_of.OPTION_SETS
-    own_options = ("mask", "loss_weights")
+    own_options = ("mask", "loss_weights", "importance_weights")
     shapes: Sequence[Changes] = tuple(
         {"lead": lead} for lead in ((4, 19), (1, 1), (3,), (0,), (2, 0), (1, 4099), (130, 3))
     )
@@ -96,7 +96,7 @@ class PpoLoss(OpSpec):
         return self.differentiable if inputs["entropy_coef"] != 0 else ("log_probs",)
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        off = {tensor for tensor, switch in SWITCHES.items() if not inputs[switch]}
+        off = {tensor for tensor in SWITCHES if not reads(inputs.values, tensor)}
         return {k: v for k, v in super().arguments(inputs).items() if k not in off}
 
     def expected(self, case: Case, inputs: Inputs, coefficients: Coefficients) -> Expected:

@@ -44,6 +44,22 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
     {"kl_coef": 0.1, "kl_estimator": "abs", "entropy_coef": 0.02},
     {"policy_loss": "gspo", "loss_reduction": "sequence_mean_valid"},
     {"policy_loss": "gspo", "loss_reduction": "token_sum"},
+    {"ratio_level": "sequence", "kl_coef": 0.1, "kl_weight": "ratio"},
+    {"ratio_level": "sequence", "advantage_level": "sequence", "use_dual_clip": True},
+    {"ratio_level": "sequence", "policy_loss": "sapo", "importance_weights": True},
+    {
+        "ratio_level": "sequence",
+        "advantage_level": "ratio",
+        "use_tis": True,
+        "tis_mode": "mask",
+        "tis_rejected": "leave",
+        "tis_imp_ratio_cap": 1.5,
+    },
+    {"importance_weights": True, "use_dual_clip": True},
+    {"kl_coef": 0.1, "kl_estimator": "k1", "kl_gradient": "importance"},
+    {"kl_coef": 0.1, "kl_weight": "ratio", "kl_ratio": "rollout", "kl_output_clamp": 1.0},
+    {"policy_loss": "gspo", "kl_coef": 0.1, "kl_weight": "ratio", "kl_ratio": "token"},
+    {"loss_reduction": "sequence_sum"},
     {"policy_loss": "cispo", "cispo_bounds": "eps", "eps_clip_high": 2.0},
     {"policy_loss": "sapo", "loss_reduction": "sequence_mean"},
     {"policy_loss": "gpg", "use_tis": True, "kl_coef": 0.1},
@@ -63,6 +79,8 @@ SEQUENCES = {"loss_reduction": "sequence_mean"}
 LIVE: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "dialect": ("liger", {}),
     "policy_loss": ("gpg", {}),
+    "ratio_level": ("sequence", {}),
+    "advantage_level": ("sequence", {}),
     "loss_reduction": ("sequence_mean", {}),
     "eps_clip_low": (0.9, {}),
     "eps_clip_high": (1.5, {}),
@@ -81,10 +99,12 @@ LIVE: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "tis_imp_ratio_floor": (0.95, NEEDS_TIS),
     "tis_log_clamp": (0.05, NEEDS_TIS),
     "tis_overflow": ("zero", {"use_tis": True, "tis_level": "sequence"}),
+    "tis_rejected": ("leave", {**NEEDS_TIS, "tis_mode": "mask", "ratio_level": "sequence"}),
     "kl_coef": (0.6, NEEDS_KL),
     "kl_estimator": ("k1", NEEDS_KL),
     "kl_gradient": ("unbiased", NEEDS_KL),
     "kl_weight": ("ratio", NEEDS_KL),
+    "kl_ratio": ("rollout", {**NEEDS_KL, "kl_weight": "ratio"}),
     "kl_clamp": (0.05, NEEDS_KL),
     "kl_output_clamp": (0.01, NEEDS_KL),
     "kl_reduction": ("token_sum", NEEDS_KL),
@@ -111,7 +131,8 @@ def liveness(spec: OpSpec, built: Callable[..., Inputs], old: str) -> list[Liven
         on = built(**{switch: LIVE[switch][0]})
         pairs[name] = on, {name: of(before + 0.25, "float32")}
     weights = np.linspace(0.1, 0.2, before.size).reshape(shape)
-    pairs["loss_weights"] = base, {"loss_weights": of(weights, "float32")}
+    for name in ("loss_weights", "importance_weights"):
+        pairs[name] = base, {name: of(weights, "float32")}
     mask = np.arange(before.size).reshape(shape) % 2 == 0
     pairs["loss_mask"] = base, {"loss_mask": of(mask, "bool")}
     uneven = {"samples_per_prompt": None, "group_boundaries": of(np.array([0, 1, 6]), "int64")}
@@ -160,5 +181,8 @@ def draw(case: Case) -> dict[str, Any]:
         active = np.flatnonzero(np.ones(flat.size) if mask is None else mask.reshape(-1))
         flat[active[:1]] = np.nan
         values["log_probs"] = flat.reshape(shape)
-    weights = np.abs(normal(0.1)) if case.options.get("loss_weights") else None
-    return {**values, "loss_mask": mask, "loss_weights": weights}
+    weights = {
+        name: np.abs(normal(0.1)) if case.options.get(name) else None
+        for name in ("loss_weights", "importance_weights")
+    }
+    return {**values, "loss_mask": mask, **weights}

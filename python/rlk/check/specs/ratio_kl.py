@@ -28,7 +28,8 @@ KL_SETS: tuple[dict[str, Any], ...] = (
     {"kl": "abs", "mask": "bool"},
     {"kl": "k2", "temperature": 0.7},
     {"kl_gradient": "unbiased"},
-    {"kl_gradient": "unbiased_clamped", "kl_clamp": 0.25},
+    {"kl_gradient": "importance", "kl_clamp": 0.25},
+    {"kl_gradient": "importance", "kl": "k2"},
     {"log_ratio_clamp": 0.5},
 )
 # A value of each own option that must show in the gradient.
@@ -201,11 +202,12 @@ def _kl(
     bound = c["atol"] + c["rtol"] * np.abs(value) + reach + off * off * np.maximum(curve, 1.0)
     ties = (np.abs(np.abs(e) - most) <= off) & (kind == "k3")
     ties |= (np.abs(e) <= off) & (kind == "abs")
-    if inputs["kl_gradient"] == "pathwise":
-        slope = np.where(beyond & (kind == "k3"), 0.0, slope)
+    if inputs["kl_gradient"] == "unbiased":
+        slope, slope_off = -e, off
     else:
-        cut = beyond & (kind == "k3") & (inputs["kl_gradient"] == "unbiased_clamped")
-        slope, slope_off = np.where(cut, 0.0, -e), off
+        if inputs["kl_gradient"] == "importance":
+            slope, slope_off = value + slope, bound + slope_off
+        slope = np.where(beyond & (kind == "k3"), 0.0, slope)
     return Bounded(value, bound), Bounded(slope, np.where(ties, np.inf, slope_off))
 
 

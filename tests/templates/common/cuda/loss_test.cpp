@@ -100,17 +100,33 @@ TEST(LossTest, ANegativeSumHasTheBitsOfItsOpposite) {
   }
 }
 
-// A clamp that the value does not have takes no gradient.
-TEST(LossTest, TheClampOfTheDifferenceIsOfK3Alone) {
+TEST(LossTest, EveryEstimatorIsFlatBeyondEachClamp) {
   LossChoices c{};
-  c.kl_gradient = kUnbiasedClamped;
-  LossValues v{};
-  v.kl_clamp = 2;
-  v.kl_output_clamp = k_inf;
-  for (const float e : {3.0f, -3.0f}) {
-    for (c.kl = kKl1; c.kl <= kKl3; ++c.kl) {
-      EXPECT_EQ(kl_term(c, v, e).grad, c.kl == kKl3 ? 0.0f : -e) << c.kl;
+  for (const auto& [most, output, is_flat] :
+       {std::tuple{2.0f, k_inf, true}, {k_inf, 0.5f, true}, {k_inf, k_inf, false}}) {
+    LossValues v{};
+    v.kl_clamp = most;
+    v.kl_output_clamp = output;
+    for (const float e : {3.0f, -3.0f}) {
+      for (c.kl = kKl1; c.kl <= kKl3; ++c.kl) {
+        for (const auto gradient : {kPathwise, kImportance}) {
+          c.kl_gradient = gradient;
+          EXPECT_EQ(kl_term(c, v, e, {}).grad == 0.0f, is_flat) << c.kl << " " << e;
+        }
+      }
     }
+  }
+}
+
+// r k + r k' by itself cancels near 0.
+TEST(LossTest, AWeightedK3HasNoCancellation) {
+  LossChoices c{};
+  c.kl = kKl3;
+  c.kl_weight = kPolicyRatio;
+  LossValues v{};
+  v.kl_clamp = v.kl_output_clamp = k_inf;
+  for (const float e : {1e-3f, -1e-5f, 1e-12f}) {
+    EXPECT_EQ(kl_term(c, v, e, {0.75f, true, false}).grad, 0.75f * -e);
   }
 }
 
@@ -146,13 +162,15 @@ TEST(LossTest, IntegersAreShiftedWithTheirSign) {
 
 // What no test of the whole op sees: bits that an inactive token could change.
 TEST(LossTest, AnInactiveTokenIsAllZeros) {
-  LossChoices c{kPpo, 1, kTruncate, kTokenLevel, kKl3, kPathwise, 1, 1};
-  LossValues v{-20, 20, 0.8f, 1.2f, 3, 1, 1.05f, 0, 10, 20, k_inf, 0.1f, 20, k_inf, 0.01f};
+  LossChoices c{kPpo, kSequenceRatio, 1,         kLossCap,     kTruncate, kTokenLevel,
+                1,    kKl3,           kPathwise, kPolicyRatio, 1};
+  LossValues v{-20, 20, -20, 20, 0.8f, 1.2f, 3, 1, 1.05f, 0, 10, 20, k_inf, 0.1f, 20, k_inf, 0.01f};
   for (const float wild : {k_inf, -k_inf, 1e30f, std::numeric_limits<float>::quiet_NaN()}) {
-    TokenInput in{false, wild, wild, wild, wild, wild, wild, wild, wild, wild, wild};
+    TokenInput in{false, wild, wild, wild, wild, wild, wild, wild, wild, wild, wild, wild, wild};
     const TokenResult out = token_loss(c, v, in);
-    for (const float zero : {out.term, out.policy_term, out.grad, out.grad_entropy, out.log_ratio,
-                             out.k3, out.log_correction, out.kl, out.entropy}) {
+    for (const float zero :
+         {out.term, out.policy_term, out.grad, out.sequence_grad, out.grad_entropy, out.log_ratio,
+          out.k3, out.log_correction, out.kl, out.entropy}) {
       EXPECT_EQ(zero, 0.0f);
     }
     EXPECT_EQ(out.ratio, 1.0f);
