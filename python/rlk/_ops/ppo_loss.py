@@ -80,8 +80,8 @@ def ppo_loss(
         entropy, entropy_coef: a bonus.
         loss_reduction: "token_mean" (default), "token_sum", "sequence_mean" (over all B),
             "sequence_mean_valid", "seq_mean_token_sum", "seq_mean_token_sum_norm" (over B *
-            max_seq_len), "seq_mean_token_sum_norm_valid", "token_sum_over_L", "sequence_sum" (over B),
-            "prompt_mean", "rollout_mean".
+            max_seq_len), "seq_mean_token_sum_norm_valid", "token_sum_over_L", "sequence_sum" (over
+            B), "prompt_mean", "rollout_mean".
         max_seq_len; samples_per_prompt or group_boundaries ``[P + 1]``: what these ask for; where
             none does, not looked at.
         global_tokens, global_sequences, global_groups: counts over all micro-batches and ranks, a
