@@ -2,8 +2,8 @@
 """Policy losses of other systems as rules that `rlk.jit.ppo_loss` takes, side by side.
 
 `DIALECTS` is the table: what each system's loss does where they disagree. `ADVANTAGES` is that of
-`rlk.jit.group_advantages`. `diff` prints the rules in which two of them differ, and the loss under
-each. `combine` adds up micro-batches.
+`rlk.jit.group_advantages`. `diff` prints the rules in which two of them differ, and the loss and
+gradient under each. `combine` adds up micro-batches.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from dataclasses import fields
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
 from rlk._metrics import Metrics, combine
-from rlk._ops.ppo_loss import ppo_loss
+from rlk._ops.ppo_loss import ppo_loss, ppo_loss_backward
 from rlk._rules import (
     ADVANTAGES,
     DIALECTS,
@@ -43,9 +45,11 @@ __all__ = [
 
 
 def diff(a: str, b: str, batch: Mapping[str, Any] | None = None, **options: Any) -> str:
-    """The rules in which two dialects differ, a line each, and the loss under each.
+    """The rules in which two dialects differ, a line each, and what the loss is under each.
 
-    Those of the advantages come after those of the loss.
+    Those of the advantages come after those of the loss. Losses that agree may have gradients that
+    do not, so with a batch there are both: the loss, the gradient's largest entry, and the largest
+    difference of two entries as a part of it.
 
     Args:
         a, b: names in `DIALECTS`.
@@ -80,11 +84,32 @@ def diff(a: str, b: str, batch: Mapping[str, Any] | None = None, **options: Any)
     if batch is not None:
         if not isinstance(batch, Mapping):
             fail("ppo_loss", "batch", "arguments by name", type(batch).__name__)
-        losses = [float(ppo_loss(**batch, dialect=name, **options).loss) for name in (a, b)]
-        rows.append(("loss", f"{losses[0]:.9g}", f"{losses[1]:.9g}"))
+        rows += _outcomes(a, b, {**batch, **options})
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     lines = [f"{r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}  {r[2]}" for r in rows]
     return "\n".join(map(str.rstrip, lines))
+
+
+def _outcomes(a: str, b: str, arguments: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Rows of the loss and of the gradient of log_probs under two dialects."""
+    losses, grads = [], []
+    tensors = {k: v.detach() if hasattr(v, "detach") else v for k, v in arguments.items()}
+    for dialect in (a, b):
+        loss = ppo_loss(**tensors, dialect=dialect).loss
+        one = loss.new_ones(()) if hasattr(loss, "new_ones") else np.ones((), np.float32)
+        found = ppo_loss_backward(one, **tensors, dialect=dialect, needs=("log_probs",))
+        grad: Any = found.log_probs
+        losses.append(float(loss))
+        grad = grad.cpu().double() if hasattr(grad, "cpu") else grad
+        grads.append(np.asarray(grad, np.float64))
+    largest = [float(np.abs(grad).max(initial=0.0)) for grad in grads]
+    off = float(np.abs(grads[0] - grads[1]).max(initial=0.0))
+    part = off / max(*largest, np.finfo(np.float64).tiny)
+    return [
+        ("loss", *(f"{loss:.9g}" for loss in losses)),
+        ("largest gradient", *(f"{size:.9g}" for size in largest)),
+        ("gradients differ by", f"{part:.3g}", "of the largest"),
+    ]
 
 
 def _texts(value: Any) -> list[str]:

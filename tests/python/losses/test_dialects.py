@@ -177,13 +177,34 @@ def test_diff_prints_rules_and_losses():
     b = batch(spread=1.5)
     arguments = {"log_probs": b.log_probs, "old_log_probs": b.old, "advantages": b.advantages}
     lines = diff("verl", "trl", {**arguments, "loss_mask": b.mask}).splitlines()
-    losses = [float(word) for word in lines[-1].split()[1:]]
+    losses = [float(word) for word in lines[-3].split()[1:]]
     want = [float(b.loss(dialect=name).loss) for name in ("verl", "trl")]
     assert losses == pytest.approx(want, rel=1e-7)
     with pytest.raises(rlk.InvalidArgument, match=r"dialect: expected rlk, .*got 'no'"):
         diff("no", "rlk")
     with pytest.raises(rlk.InvalidArgument, match=r"batch: expected one with delta, got None"):
         diff("verl", "trl", delta=2.0)
+
+
+def test_diff_shows_gradients_where_losses_agree():
+    """gspo with advantages that differ inside a sequence."""
+    b = batch(spread=0.3)
+    arguments = {"log_probs": b.log_probs, "old_log_probs": b.old, "advantages": b.advantages}
+    arguments |= {"loss_mask": b.mask, "policy_loss": "gspo", "loss_reduction": "token_mean"}
+    options = {"gspo_log_ratio_clamp": 20.0}
+    lines = diff("rlk", "trl", arguments, **options).splitlines()
+    loss, largest, off = (line.split() for line in lines[-3:])
+    assert loss[1] == loss[2]
+    grads = [
+        b.grads(dialect=d, **{k: arguments[k] for k in ("policy_loss",)}, **options).log_probs
+        for d in ("rlk", "trl")
+    ]
+    sizes = [np.abs(grad).max() for grad in grads]
+    assert [float(x) for x in largest[2:]] == pytest.approx(sizes, rel=1e-7)
+    want = np.abs(grads[0] - grads[1]).max() / max(sizes)
+    assert want > 0.2
+    assert float(off[3]) == pytest.approx(want, rel=1e-2)
+    assert any(line.split() == ["gspo_ratio_level", "sequence_token", "sequence"] for line in lines)
 
 
 def test_diff_fits_a_terminal():
