@@ -118,4 +118,10 @@ ConfigFile read_config_file(const std::string& word) {
   return file;
 }
 
+ConfigFile parse_config(const std::string& name, const std::string& text) {
+  ConfigFile file{name, {}};
+  file.root = parse(file, text);
+  return file;
+}
+
 }  // namespace rlk::jit

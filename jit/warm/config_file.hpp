@@ -20,4 +20,7 @@ struct ConfigFile {
 // `word` is the file, or a folder that holds it. Throws InvalidArgument.
 ConfigFile read_config_file(const std::string& word);
 
+// A configuration that is in memory; errors name it so. Throws InvalidArgument.
+ConfigFile parse_config(const std::string& name, const std::string& text);
+
 }  // namespace rlk::jit

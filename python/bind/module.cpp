@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module) {
   rlk::bind::bind_errors(module);
   rlk::bind::bind_settings(module);
   rlk::bind::bind_preload(module);
+  rlk::bind::bind_model_head(module);
   rlk::bind::bind_device_array(module);
   rlk::bind::bind_parameter_tables(module);
   rlk::bind::bind_logp(module);

@@ -16,6 +16,7 @@ std::string shown(py::handle object);
 void bind_errors(py::module_& module);
 void bind_settings(py::module_& module);
 void bind_preload(py::module_& module);
+void bind_model_head(py::module_& module);
 void bind_device_array(py::module_& module);
 void bind_parameter_tables(py::module_& module);
 void bind_logp(py::module_& module);

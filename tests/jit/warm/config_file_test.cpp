@@ -44,5 +44,15 @@ TEST(ConfigFileTest, AByteOrderMarkIsPassedOver) {
   EXPECT_EQ(read("\xef\xbb\xbf{\"a\": Infinity}\r\n"), Json({{"a", "Infinity"}}));
 }
 
+TEST(ConfigFileTest, WhatIsInMemoryIsNamedInErrors) {
+  EXPECT_EQ(parse_config("Gemma2Config", R"({"a": NaN})").root, Json({{"a", "NaN"}}));
+  try {
+    parse_config("Gemma2Config", "[1]");
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "model: Gemma2Config: expected a JSON object, got one of type array");
+  }
+}
+
 }  // namespace
 }  // namespace rlk::jit

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log-probs from the head of a model of Hugging Face's transformers, as the model's class has it.
+
+The head's weight and bias come from the module; its softcap and logit scale come from the
+configuration, by the table of model types that `rlk-jit warm` reads too. Neither torch nor
+transformers is imported before a call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, NoReturn
+
+from rlk import _core, jit
+from rlk.errors import Fault, Unsupported, fail
+from rlk.integrations._head_module import head_tensors
+
+__all__ = ["Head", "head", "linear_logp"]
+
+Tensor = Any
+FromModel = Literal["model"]
+
+
+class Head(NamedTuple):
+    """What a model does to its last hidden states to get logits.
+
+    `logits = cap(logit_scale * (hidden @ weight.T + bias))`, `cap(x) = softcap * tanh(x /
+    softcap)`: arguments of `rlk.jit.linear_logp` by its names.
+    """
+
+    weight: Tensor  #: ``[V, D]``; with a LoRA adapter merged for this call, autograd to both parts
+    bias: Tensor | None  #: ``[V]``
+    softcap: float | None
+    logit_scale: float
+
+
+def head(
+    model: Any,
+    *,
+    softcap: float | FromModel | None = "model",
+    logit_scale: float | FromModel = "model",
+) -> Head:
+    """The head of a `transformers` model, also inside DDP, torch.compile or a PEFT model.
+
+    Args:
+        model: a model with `get_output_embeddings` or `lm_head`, and with `config`.
+        softcap, logit_scale: "model": what its configuration says; else this. A key of the
+            configuration that sounds like a cap or scale and is not known is logged as a warning
+            that says what was assumed, once.
+
+    Returns:
+        `Head`. The weight is the module's own tensor, so a tied one is the embedding's. A LoRA
+        adapter on the head is merged anew in each call: in float32, which takes 4 V D bytes and as
+        much again in the weight's dtype while the call's graph lives.
+
+    Raises:
+        rlk.InvalidArgument: no head, or a configuration that cannot be read.
+        rlk.Unsupported: a head that is no plain matrix here and now: quantized, sharded (DTensor,
+            FSDP, ZeRO-3), on the meta device, of a class with a forward of its own, or with an
+            adapter that does not merge. The message says which and what to do.
+
+    Example:
+        >>> weight, bias, softcap, logit_scale = rlk.integrations.hf.head(model)
+    """
+    owner, module = _find(model)
+    weight, bias = head_tensors(module)
+    given = {"softcap": softcap, "logit_scale": logit_scale}
+    if "model" in given.values():
+        numbers = _numbers(owner, int(weight.shape[0]), int(weight.shape[1]))
+        for name, value in given.items():
+            if value == "model":
+                given[name] = numbers[name]
+    return Head(weight, bias, given["softcap"], given["logit_scale"])  # type: ignore[arg-type]
+
+
+def linear_logp(
+    model: Any,
+    hidden: Tensor,
+    target: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    return_entropy: bool = False,
+    softcap: float | FromModel | None = "model",
+    logit_scale: float | FromModel = "model",
+    **options: Any,
+) -> Any:
+    """`rlk.jit.linear_logp` with the head of a `transformers` model; see `head`.
+
+    Args:
+        model, softcap, logit_scale: as in `head`.
+        hidden: ``[..., D]``, the model's last hidden states: what its head multiplies, such as
+            ``model.model(...).last_hidden_state``.
+        target: ``[...]``, the ids whose log-probs are wanted: position t of hidden predicts token
+            t + 1.
+        temperature, mask, return_entropy, options: as in `rlk.jit.linear_logp`.
+
+    Returns:
+        As `rlk.jit.linear_logp`. Hidden states and weight are used in the autocast dtype where
+        autocast is on, else in that of hidden: a weight in another dtype is converted, and so
+        copied, in each call.
+
+    Raises:
+        rlk.InvalidArgument, rlk.Unsupported: as `head` and `rlk.jit.linear_logp`.
+
+    Example:
+        >>> hidden = model.model(ids).last_hidden_state[:, :-1]
+        >>> log_probs = rlk.integrations.hf.linear_logp(model, hidden, ids[:, 1:], temperature=0.7)
+    """
+    weight, bias, cap, scale = head(model, softcap=softcap, logit_scale=logit_scale)
+    hidden, weight, bias = in_one_dtype(hidden, weight, bias)
+    return jit.linear_logp(
+        hidden,
+        weight,
+        target,
+        bias,
+        temperature=temperature,
+        softcap=cap,
+        logit_scale=scale,
+        mask=mask,
+        return_entropy=return_entropy,
+        **options,
+    )
+
+
+def in_one_dtype(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """All in the dtype that a linear layer would work in here: autocast's, else hidden's."""
+    import torch
+
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if bias is not None and bias.dtype != torch.float32:
+        bias = bias.to(dtype)
+    return hidden.to(dtype), weight.to(dtype), bias
+
+
+def _find(model: Any) -> tuple[Any, Any]:
+    """(the model inside of its wrappers, its head)."""
+    owner = model
+    while owner is not None:
+        get = getattr(owner, "get_output_embeddings", None)
+        module = get() if callable(get) else getattr(owner, "lm_head", None)
+        if module is not None:
+            return owner, module
+        owner = getattr(owner, "module", None)  # of DDP and the like
+    got = type(model).__name__
+    fail("hf.head", "model", "one with a head: get_output_embeddings() or lm_head", got)
+
+
+def _numbers(model: Any, vocab: int, columns: int) -> dict[str, Any]:
+    """softcap and logit_scale of the model's configuration."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "to_json_string"):
+        content = config.to_json_string(use_diff=False)
+    elif isinstance(config, Mapping):
+        content = json.dumps(dict(config), default=str)
+    else:
+        got = f"{type(model).__name__} without one"
+        fail("hf.head", "model", "a config, or softcap= and logit_scale= in its place", got)
+    found, numbers = _read(type(config).__name__, content, vocab)
+    if found != columns:
+        _refuse(
+            "config",
+            f"the head's {columns} columns in it (softcap= and logit_scale= take its place)",
+            f"{type(config).__name__} with {found}",
+        )
+    return {"softcap": numbers.get("softcap"), "logit_scale": numbers.get("logit_scale", 1.0)}
+
+
+@lru_cache(maxsize=64)
+def _read(name: str, content: str, vocab: int) -> tuple[int, dict[str, float]]:
+    return _core.read_head(name, content, vocab)
+
+
+def _refuse(argument: str, expected: str, got: str) -> NoReturn:
+    raise Unsupported(Fault("hf.head", argument, expected, got))

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests with the real packages, which `./dev integrations` installs: not part of `./dev test`."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+_cache = tempfile.TemporaryDirectory(prefix="rlk-tests-")
+os.environ["RLK_CACHE_DIR"] = _cache.name
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["WANDB_MODE"] = "disabled"
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What was tried with which version: the rows of the table in docs/integrations.md."""
+    import importlib.metadata
+
+    tried = {}
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "tried":
+                tried.setdefault(value, 0)
+                tried[value] += 1
+    if not tried:
+        return
+    terminalreporter.section("tried")
+    terminalreporter.write_line("| what | with | tests |")
+    terminalreporter.write_line("|---|---|---|")
+    for (what, packages), number in sorted(tried.items()):
+        versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
+        terminalreporter.write_line(f"| {what} | {versions} | {number} |")
+
+
+@pytest.fixture(autouse=True)
+def note_what_is_tried(request, record_property):
+    """Of a test with the marker `tried(what, *packages)`."""
+    marker = request.node.get_closest_marker("tried")
+    if marker is not None:
+        record_property("tried", (marker.args[0], marker.args[1:]))
