@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, *, isolated: bool = True) -> in
     isolated: in a process of its own, which a candidate may end.
     """
     given = parser().parse_args(arguments)
-    ops = list(SPECS) if given.all and given.op is None else [given.op or "linear_logp"]
+    ops = given.op or (list(SPECS) if given.all else ["linear_logp"])
     if "" not in sys.path:
         sys.path.insert(0, "")  # MODULE:FUNCTION beside the caller, as with python -m
     for name in ("json", "junit"):
@@ -81,7 +81,12 @@ def parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = made.add_argument
-    add("--op", help=f"one of {', '.join(SPECS)} (default linear_logp; with --all every op)")
+    add(
+        "--op",
+        action="append",
+        help=f"one of {', '.join(SPECS)}; may be repeated (default linear_logp; with --all every"
+        " op)",
+    )
     add("--candidate", default="rlk", help="rlk, torch or MODULE:FUNCTION (default rlk)")
     add("--device", default="cpu", help="cpu or cuda (default cpu)")
     add("--dtype", action="append", help="fp32, fp16 or bf16; may be repeated (default all)")

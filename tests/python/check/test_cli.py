@@ -40,6 +40,12 @@ def test_a_correct_kernel_exits_0_with_one_line_a_case(capsys: Any) -> None:
     assert lines[4].startswith("linear_logp broken:Reference.instance: 4 passed, 0 failed")
 
 
+def test_every_op_that_is_named_is_checked(capsys: Any) -> None:
+    assert main(["--op", "logp", "--op", "ppo_loss", "--dtype", "fp32", "--quiet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["logp", "ppo_loss"]
+
+
 def test_a_broken_kernel_exits_1_and_says_where(capsys: Any) -> None:
     assert main(["--candidate", "broken:BiasTwice.instance", "--dtype", "fp32", "--quiet"]) == 1
     lines = capsys.readouterr().out.splitlines()
