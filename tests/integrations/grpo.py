@@ -22,7 +22,7 @@ def arguments(kind: Any, **options: Any) -> Any:
             "max_steps": 20,
             "logging_steps": 1,
             "optim": "sgd",
-            "learning_rate": 0.05,
+            "learning_rate": 0.02,
             "lr_scheduler_type": "constant",
             "per_device_train_batch_size": 4,
             "seed": 3,

@@ -35,13 +35,14 @@ class Seam(NamedTuple):
     and gives what replaces it; None: the name is only checked. `parameters` are the names that its
     signature is known to have, "a, b, c", or several such texts for several versions; None: any.
     An `optional` seam may be absent. Modules that imported a function or class by name have it
-    replaced too.
+    replaced too, unless `references` is False: then the name in this module alone is.
     """
 
     path: str
     make: Callable[[Any], Any] | None = None
     parameters: str | tuple[str, ...] | None = None
     optional: bool = False
+    references: bool = True
 
 
 class _Change(NamedTuple):
@@ -174,7 +175,7 @@ class Patch:
         old = vars(owner).get(name, _ABSENT)
         wrap = type(old) if isinstance(old, staticmethod | classmethod) else None
         self._set(owner, name, old, new if wrap is None else wrap(new))
-        if inspect.ismodule(owner):
+        if inspect.ismodule(owner) and seam.references:
             for module, other in _references(found):
                 self._set(module, other, found, new)
 
@@ -214,12 +215,17 @@ def _import(name: str, package: str) -> Any:
 
 def _references(value: Any) -> list[tuple[Any, str]]:
     """Where modules but rlk's own hold this very object under a name."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        if name == "rlk" or name.startswith("rlk.") or not inspect.ismodule(module):
-            continue
-        found += [(module, key) for key, held in list(vars(module).items()) if held is value]
-    return found
+    modules = {  # by identity: one may have two names, as __main__ and __mp_main__
+        id(module): module
+        for name, module in list(sys.modules.items())
+        if inspect.ismodule(module) and name != "rlk" and not name.startswith("rlk.")
+    }
+    return [
+        (module, key)
+        for module in modules.values()
+        for key, held in list(vars(module).items())
+        if held is value
+    ]
 
 
 def _key(version: str) -> tuple[int, ...]:

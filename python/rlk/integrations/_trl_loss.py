@@ -182,7 +182,10 @@ def _policy_loss(trainer: Any, batch: Batch, inputs: dict[str, Any]) -> Tensor:
     kind = trainer.loss_type
     is_clipped = kind in CLIPPED
     reduction, divisor = _reduction(trainer, batch, inputs)
-    options: dict[str, Any] = {"policy_loss": OTHERS.get(kind, "ppo")}
+    options: dict[str, Any] = {
+        "policy_loss": OTHERS.get(kind, "ppo"),
+        "ratio_level": trainer.importance_sampling_level,
+    }
     if is_clipped:
         options["eps_clip_low"] = trainer.epsilon_low
         options["delta"] = trainer.args.delta
@@ -195,36 +198,18 @@ def _policy_loss(trainer: Any, batch: Batch, inputs: dict[str, Any]) -> Tensor:
         options["kl_coef"] = trainer.beta
         options["ref_log_probs"] = batch.ref
         options["kl_weight"] = "ratio" if trainer.args.use_bias_correction_kl else "one"
-    advantages = batch.advantages
-    if batch.weights is not None:
-        advantages = advantages * batch.weights
-    if trainer.importance_sampling_level == "sequence":
-        _sequence_ratio(trainer, batch, options)
     loss, _ = jit.ppo_loss(
         batch.log_probs,
         batch.old,
-        advantages,
+        batch.advantages,
         batch.mask,
         dialect="trl",
+        importance_weights=batch.weights,
         loss_reduction=reduction,
         max_seq_len=trainer.max_completion_length,
         **options,
     )
     return loss / divisor
-
-
-def _sequence_ratio(trainer: Any, batch: Batch, options: dict[str, Any]) -> None:
-    """The ratio of a whole sequence, which carries the gradient through its mean."""
-    if options.get("kl_weight") == "ratio":
-        _refuse("use_bias_correction_kl", "False with a ratio of the sequence", "True")
-    if trainer.loss_type == "vespo":
-        return  # reads no ratio but in the KL's weight
-    if options["policy_loss"] != "ppo":
-        expected = f"token with loss_type={trainer.loss_type}"
-        _refuse("importance_sampling_level", expected, "sequence")
-    if batch.weights is not None and batch.weights.shape[1] != 1:
-        _refuse("importance_sampling_level", "token with weights of each token", "sequence")
-    options["policy_loss"] = "gspo"
 
 
 def _reduction(trainer: Any, batch: Batch, inputs: dict[str, Any]) -> tuple[str, Any]:
@@ -237,11 +222,8 @@ def _reduction(trainer: Any, batch: Batch, inputs: dict[str, Any]) -> tuple[str,
             steps = trainer.current_gradient_accumulation_steps
             tokens = tokens * steps / trainer.args.steps_per_generation
         return "token_sum", tokens
-    if kind == "luspo":
-        return "token_sum", batch.mask.shape[0]
-    return {"bnpo": "token_mean", "dr_grpo": "seq_mean_token_sum_norm"}.get(
-        kind, "sequence_mean"
-    ), 1
+    words = {"bnpo": "token_mean", "dr_grpo": "seq_mean_token_sum_norm", "luspo": "sequence_sum"}
+    return words.get(kind, "sequence_mean"), 1
 
 
 def _bonus(trainer: Any, batch: Batch) -> Tensor:

@@ -30,7 +30,7 @@ NUM_RESULTS = 5
 def patch(*, allow_untried: bool = False) -> None:
     """Puts rlk into TRL; a second call does nothing.
 
-    Call it before a trainer is made or after: each step looks the functions up. Every option of
+    Call it before a trainer is made: its head is then marked as one to replace. Every option of
     GRPOConfig keeps its meaning, and every metric its name and value.
 
     Args:
@@ -57,11 +57,33 @@ def unpatch() -> None:
     PATCH.off()
 
 
+class Outputs(tuple[str, ...]):
+    """What a trainer asks of its head, of one that asks for no more than is given here.
+
+    A policy and its reference have one head: in DPO the policy's is TRL's, which gives more, and
+    with another one beside it their equal log-probs would differ by rounding.
+    """
+
+
+def make_add_head(original: Any) -> Any:
+    """Of the modules of GRPOTrainer and RLOOTrainer, for their policies and references."""
+
+    def add_fused_lm_head(
+        model: Any,
+        temperature: float = 1.0,
+        cast_lm_head_to_fp32: bool = False,
+        outputs: tuple[str, ...] = ("log_probs",),
+    ) -> None:
+        original(model, temperature, cast_lm_head_to_fp32, Outputs(outputs))
+
+    return add_fused_lm_head
+
+
 def make_head(original: Any) -> Any:
     """A stand-in for TRL's autograd function of the head, which is called by `apply` alone."""
 
     class LinearLogp:
-        """`rlk.jit.linear_logp` where log-probs and entropies are asked for, else TRL's own."""
+        """`rlk.jit.linear_logp` for heads of `make_add_head`, else TRL's own."""
 
         forward = original.forward
         trl = original
@@ -78,7 +100,7 @@ def make_head(original: Any) -> Any:
             logit_scale: float = 1.0,
             outputs: tuple[str, ...] | None = None,
         ) -> Any:
-            if outputs is None or not set(outputs) <= set(GIVEN):
+            if not isinstance(outputs, Outputs) or not set(outputs) <= set(GIVEN):
                 rest = () if outputs is None else (outputs,)
                 return original.apply(
                     *(hidden, weight, bias, targets, temperature, chunk_size),
@@ -115,6 +137,15 @@ PATCH = Patch(
             "logit_scale, outputs",
         ),
         Seam("trl.trainer.utils:_ChunkedLogProbFunction", make_head),
+        *(
+            Seam(
+                f"trl.trainer.{name}_trainer:add_fused_lm_head",
+                make_add_head,
+                "model, temperature, cast_lm_head_to_fp32, outputs",
+                references=False,
+            )
+            for name in ("grpo", "rloo")
+        ),
         Seam(
             "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
             lambda original: _trl_loss.compute_loss,

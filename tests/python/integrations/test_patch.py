@@ -38,6 +38,7 @@ def fakes(monkeypatch):
     made = {name: ModuleType(name) for name in names}
     for name, module in made.items():
         monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "fake.second_name_of_user", made["fake.user"])
     made["fake"].__version__ = "1.16.3"
     made["fake.ops"].logp = Theirs.logp
     made["fake.ops"].Head = Theirs.Head

@@ -56,6 +56,7 @@ def test_help_lists_the_commands(tree: Path) -> None:
         "test",
         "exec",
         "torch",
+        "integrations",
         "bench",
         "format",
         "lint",
