@@ -75,12 +75,10 @@ RLK_INLINE bool reads_tokens(const PpoLossArgs& a, const LossChoices& c) {
 
 // What a sequence's ratio, advantage and correction are, from its exact sums over `tokens` active
 // ones, of which `left` are not rejected.
-RLK_INLINE void store_statistics(const PpoLossArgs& a, const LossChoices& c, long long i,
-                                 long long tokens, long long left,
-                                 const ExactSum (&sums)[kNumMeans]) {
+RLK_INLINE void store_means(const PpoLossArgs& a, const LossChoices& c, long long i,
+                            long long tokens, long long left, const ExactSum (&sums)[kNumMeans]) {
   const float count = static_cast<float>(tokens > 0 ? tokens : 1);
   const float count_left = static_cast<float>(left > 0 ? left : 1);
-  a.sequence_tokens[i] = tokens;
   a.sequence_log_ratio[i] = exact_value(sums[kMeanOfLogRatio], kTermBits) / count_left;
   const float total = exact_value(sums[kMeanOfStatistic], kTermBits);
   a.sequence_statistic[i] = c.level == kGeometricLevel ? total / count : total;

@@ -66,14 +66,15 @@ extern "C" __global__ void __launch_bounds__(512, 2)
   const bool needs_ratio = needs_mean(a, c, kMeanOfLogRatio);
   const bool needs_statistic = needs_mean(a, c, kMeanOfStatistic);
   const bool needs_advantage = needs_mean(a, c, kMeanOfAdvantage);
+  const bool needs_means = needs_ratio || needs_statistic || needs_advantage;
 #pragma unroll 1
   for (Int64 i = blockIdx.x; i < a.num_sequences; i += gridDim.x) {
-    sums.clear();
+    if (needs_means) sums.clear();
     ExactLane<kTermBits> ratio, statistic, advantage;
     const Int64 first = start_of(a, i), last = start_of(a, i + 1);
     long long n = count_active(a, first, last), left = n;
 #pragma unroll 1
-    for (Int64 t = first + threadIdx.x; reads_tokens(a, c) && t < last; t += 512) {
+    for (Int64 t = first + threadIdx.x; needs_means && t < last; t += 512) {
       if (!is_active(a, t)) continue;
       const float old = a.old_log_probs[t];
       if (needs_statistic) statistic.add(sums, kMeanOfStatistic, old - a.rollout_log_probs[t]);
@@ -93,9 +94,11 @@ extern "C" __global__ void __launch_bounds__(512, 2)
       counts[threadIdx.x / 32] = n;
       counts_left[threadIdx.x / 32] = left;
     }
-    ratio.store(sums, kMeanOfLogRatio);
-    statistic.store(sums, kMeanOfStatistic);
-    advantage.store(sums, kMeanOfAdvantage);
+    if (needs_means) {
+      ratio.store(sums, kMeanOfLogRatio);
+      statistic.store(sums, kMeanOfStatistic);
+      advantage.store(sums, kMeanOfAdvantage);
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
       n = left = 0;
@@ -104,7 +107,10 @@ extern "C" __global__ void __launch_bounds__(512, 2)
         n += counts[warp];
         left += counts_left[warp];
       }
-      store_statistics(a, c, i, n, left, {sums.total(0), sums.total(1), sums.total(2)});
+      a.sequence_tokens[i] = n;
+      if (needs_means) {
+        store_means(a, c, i, n, left, {sums.total(0), sums.total(1), sums.total(2)});
+      }
       if (a.starts) {
         expect_part(*a.error, a.op, DeviceError::kBadSequence, a.starts, i, a.num_sequences,
                     a.num_tokens);

@@ -66,7 +66,8 @@ extern "C" void rlk_ppo_loss_fwd_count(const void* args, long long begin, long l
       if (needs_statistic) add(sums[kMeanOfStatistic], statistic.total());
       if (needs_advantage) add(sums[kMeanOfAdvantage], advantage.total());
     }
-    store_statistics(a, c, i, n, left, sums);
+    a.sequence_tokens[i] = n;
+    store_means(a, c, i, n, left, sums);
   }
 }
 

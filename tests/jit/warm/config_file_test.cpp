@@ -50,7 +50,8 @@ TEST(ConfigFileTest, WhatIsInMemoryIsNamedInErrors) {
     parse_config("Gemma2Config", "[1]");
     FAIL();
   } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(), "model: Gemma2Config: expected a JSON object, got one of type array");
+    EXPECT_STREQ(error.what(),
+                 "model: Gemma2Config: expected a JSON object, got one of type array");
   }
 }
 
