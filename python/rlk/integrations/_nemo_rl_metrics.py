@@ -42,7 +42,7 @@ def of_tokens(
     gap = old - generation
     mixture = torch.logaddexp(old, generation) - torch.log(torch.full_like(old, 2.0))
     kind = loss_fn.reference_policy_kl_type
-    to_mixture = _estimate("k3", mixture - old) + _estimate("k3", mixture - generation)
+    to_mixture = _estimate("k3", old - mixture) + _estimate("k3", generation - mixture)
     return {
         "probs_ratio": mean(ratio),
         "probs_ratio_clamped": mean(clamped),
