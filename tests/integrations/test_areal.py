@@ -19,9 +19,11 @@ theirs = sources.load(
     "areal.utils.functional.functional",
     "aiofiles aiohttp colorlog datasets einops fastapi flask httpx hydra lark numba omegaconf "
     "openai orjson PIL pybase64 psutil ray requests swanlab tenacity tensorboardX "
-    "torchdata tqdm trackio transformers uvicorn uvloop wandb yaml",
+    "torchdata tqdm trackio transformers uvicorn uvloop wandb werkzeug yaml",
     "RLK_TEST_AREAL",
 )
+
+pytestmark = pytest.mark.tried("AReaL's losses, each option", "AReaL 4aef98d")
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "loss": ("ppo", "sapo"),

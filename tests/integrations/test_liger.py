@@ -16,6 +16,8 @@ from liger_kernel.chunked_loss.grpo_loss import (
 import rlk
 from rlk.integrations import liger
 
+pytestmark = pytest.mark.tried("LigerFusedLinearGRPOLoss, each option", "liger-kernel")
+
 CHOICES: dict[str, tuple[Any, ...]] = {
     "loss_type": ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo", "luspo"),
     "importance_sampling_level": ("token", "sequence"),

@@ -15,10 +15,13 @@ from rlk.integrations import nemo_rl
 
 theirs = sources.load(
     "nemo_rl.algorithms.loss.loss_functions",
-    "transformers PIL zmq pynvml uvicorn fastapi ray mlflow swanlab wandb matplotlib rich psutil "
-    "prometheus_client tensorboard torch.utils.tensorboard pandas requests omegaconf yaml aiohttp",
+    "PIL aiohttp fastapi hydra matplotlib mlflow omegaconf pandas prometheus_client psutil pynvml "
+    "ray requests rich swanlab tensorboard torch.utils.tensorboard tqdm transformers uvicorn wandb "
+    "yaml zmq",
     "RLK_TEST_NEMO_RL",
 )
+
+pytestmark = pytest.mark.tried("ClippedPGLossFn, each option", "NeMo-RL 7ea279a")
 
 #: The first of each is the default.
 CHOICES: dict[str, tuple[Any, ...]] = {

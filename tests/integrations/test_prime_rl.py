@@ -27,6 +27,8 @@ FUNCTIONS = ("default_loss_fn", "ipo_loss_fn", "ref_kl_loss_fn", "ce_loss_fn")
 OURS = {name: getattr(prime_rl, name) for name in FUNCTIONS}
 THEIRS = {name: getattr(theirs, name) for name in FUNCTIONS}
 
+pytestmark = pytest.mark.tried("PRIME-RL's losses, each option, and its head", "PRIME-RL 559b447")
+
 CHOICES: dict[str, tuple[Any, ...]] = {
     "function": FUNCTIONS,
     "dppo_mask_low": (0.2, 0.05),

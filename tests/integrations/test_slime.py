@@ -30,6 +30,8 @@ of_logits = theirs.get_log_probs_and_entropy, theirs.get_rollout_top_p_logprob_k
 theirs.mpu = ONE_RANK
 theirs.get_sum_of_sample_mean.__globals__["mpu"] = ONE_RANK
 
+pytestmark = pytest.mark.tried("slime's policy loss, each option", "slime 624b824")
+
 CHOICES: dict[str, tuple[Any, ...]] = {
     "advantage_estimator": ("grpo", "gspo", "cispo", "ppo"),
     "eps_clip": (0.2, 0.05, 1.0),
