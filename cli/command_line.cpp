@@ -173,6 +173,8 @@ void add_choice(CLI::App& command, const std::string& models, KernelChoice& choi
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31));
   command.add_flag("--entropy", choice.shape.entropy,
                    "Also the kernels of calls that ask for the entropy");
+  command.add_flag("--stats", choice.shape.stats,
+                   "Also the kernels of calls that ask for the statistics of logits");
 }
 
 // The commands that look at a cache.

@@ -102,6 +102,7 @@ ModelShape read_model_shape(const std::string& word, std::span<const Op* const> 
   }
   shape.vocab /= options.num_shards;
   shape.entropy = options.entropy;
+  shape.stats = options.stats;
   return shape;
 }
 

@@ -20,7 +20,8 @@ struct ModelShape {
   std::int64_t hidden = 0;  // its columns
   // What the model does to the logits: numbers of parameters that its calls pass, by name.
   std::map<std::string, double, std::less<>> numbers = {};
-  bool entropy = false;  // kernels of calls that ask for the entropy are wanted too
+  // Kernels of calls that ask for the entropy, or the statistics, are wanted too.
+  bool entropy = false, stats = false;
 
   bool operator==(const ModelShape&) const = default;
 };
@@ -29,6 +30,7 @@ struct ShapeOptions {
   int num_shards = 1;                 // tensor parallel over the vocabulary: --tp
   std::optional<std::int64_t> vocab;  // of the head as it is, where it was resized: --vocab
   bool entropy = false;               // --entropy
+  bool stats = false;                 // --stats
 };
 
 // Numbers of the ops' parameters whose presence is a constant: those that a model gives, each name

@@ -28,7 +28,7 @@ template <class Call>
 struct Bound {
   Call call;
   BoundArguments arguments;
-  std::array<Output, 5> outputs;
+  std::array<Output, 9> outputs;
   std::size_t num_outputs = 0;
 
   explicit Bound(const py::dict& given) : arguments(bind_call(op_of(call), given, call)) {}
@@ -50,8 +50,19 @@ struct Bound {
   void run() { run_call(call, arguments.framework, outputs); }
 };
 
+// (max_logit, argmax, mean_logit, sum_p2), or None.
+template <class Call>
+py::object make_stats(Bound<Call>& bound) {
+  Call& call = bound.call;
+  if (!call.return_stats) return py::none();
+  const py::object max_logit = bound.make_per_row(call.max_logit);
+  const py::object argmax = bound.make(call.argmax, DType::i64, row_dims(matrix_of(call)));
+  const py::object mean_logit = bound.make_per_row(call.mean_logit);
+  return py::make_tuple(max_logit, argmax, mean_logit, bound.make_per_row(call.sum_p2));
+}
+
 // The log-prob; where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
-// what is not. `save`: the last two, for a backward.
+// what is not, and after them the statistics where they are. `save`: row_*, for a backward.
 template <class Call>
 py::object forward(const py::dict& arguments, bool save) {
   Bound<Call> bound(arguments);
@@ -64,9 +75,11 @@ py::object forward(const py::dict& arguments, bool save) {
   if (call.return_lse) results[2] = bound.make_per_row(call.lse);
   if (save) results[3] = bound.make_per_row(call.row_max);
   if (save) results[4] = bound.make_per_row(call.row_log_sum);
+  const py::object stats = make_stats(bound);
   bound.run();
-  if (!call.return_entropy && !call.return_lse && !save) return results[0];
-  return py::make_tuple(results[0], results[1], results[2], results[3], results[4]);
+  if (!call.return_entropy && !call.return_lse && !call.return_stats && !save) return results[0];
+  const auto found = py::make_tuple(results[0], results[1], results[2], results[3], results[4]);
+  return call.return_stats ? py::object(found + py::make_tuple(stats)) : py::object(found);
 }
 
 // A backward as far as its gradients: bound, checked, and where nothing was saved with the values
@@ -146,6 +159,7 @@ py::tuple explain(const py::dict& arguments) {
   const Tensor per_row = dense_tensor(nullptr, DType::f32, call.device, row_dims(matrix_of(call)));
   if (call.return_entropy) call.entropy = per_row;
   if (call.return_lse) call.lse = per_row;
+  if (call.return_stats) call.argmax = per_row;
   if (backward) {
     call.pass = jit::Pass::bwd;
     call.grad_output = per_row;

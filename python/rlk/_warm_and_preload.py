@@ -142,6 +142,7 @@ def warm(
     tp: int = 1,
     vocab: int | None = None,
     entropy: bool = False,
+    stats: bool = False,
     trace: Word | Iterable[Word] = (),
     cuda: int | None = None,
     jobs: int | None = None,
@@ -165,6 +166,7 @@ def warm(
         tp: ranks that share the vocabulary: each has V / tp of its rows.
         vocab: rows of the head as it is, where the embeddings were resized.
         entropy: also compile for calls that ask for the entropy, and its gradient.
+        stats: also compile for calls that ask for the statistics (return_stats).
         trace: files that RLK_TRACE has recorded.
         cuda: compile by NVRTC of this CUDA major; None: the newest that the driver takes.
         jobs: compile so many at once; None: one a core, as far as memory goes.
@@ -186,6 +188,7 @@ def warm(
     for flag, given in repeated.items():
         options += [word for value in _words(given or ()) for word in (flag, value)]
     options += ["--entropy"] if entropy else []
+    options += ["--stats"] if stats else []
     single = {"--tp": tp, "--vocab": vocab, "--cuda": cuda, "--jobs": jobs}
     for flag, number in single.items():
         options += [] if number is None else [flag, str(number)]

@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 
 from rlk import _core
 from rlk._metrics import Metrics  # noqa: F401
-from rlk._ops.common import Explanation, LogpResult, Tensor  # noqa: F401
+from rlk._ops.common import (  # noqa: F401
+    Explanation,
+    LogitStats,
+    LogpResult,
+    LogpStatsResult,
+    Tensor,
+)
 from rlk._ops.explain import explain
 from rlk._ops.group_advantages import group_advantages
 from rlk._ops.grpo_loss import GrpoLoss, grpo_loss, grpo_loss_backward
@@ -23,7 +29,9 @@ __all__ = [
     "Explanation",
     "GrpoLoss",
     "LinearLogpGrads",
+    "LogitStats",
     "LogpResult",
+    "LogpStatsResult",
     "PpoLoss",
     "PpoLossGrads",
     "Preloaded",

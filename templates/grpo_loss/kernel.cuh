@@ -7,7 +7,7 @@
 //   dlogits    upstream * d log_prob / d logits
 //
 // Rendered before this text:
-//   as in logp/kernel.cuh, but for kEntropy
+//   as in logp/kernel.cuh, but for kEntropy and kStats
 // Macro: RLK_BACKWARD, 1: there is no other pass.
 //
 // Steps in launch order, each one argument by value: LogpCudaCopy for pack, GrpoLossCudaArgs for
@@ -20,7 +20,7 @@
 // A block keeps what fits of its row in shared memory between the row's two looks, and reads the
 // rest again. While the row is merged, L2 is asked for the next one.
 #include "grpo_loss/cuda_args.h"
-constexpr long long kEntropy = 0;
+constexpr long long kEntropy = 0, kStats = 0;
 // The loss's own: one thread a row asks for them, so none is worth a kernel of its own.
 // A token's derivative follows from the token and what its sequence has beforehand: no other ratio,
 // mean or given weight comes here.

@@ -65,8 +65,9 @@ struct LinearLogpCpuOperands : LogitOptions {
   float* logp;
   float* row_max;
   float* row_log_sum;
-  float* entropy;  // backward: read with grad_entropy
-  float* lse;      // forward alone
+  float* entropy;    // backward: read with grad_entropy
+  float* lse;        // forward alone
+  LogitStats stats;  // likewise; where kStats is -1, argmax tells whether they are asked for
 
   // Outputs of the backward, left out where null. Hidden's is indexed through rows.
   void* grad_hidden;  // of type kX
@@ -105,8 +106,9 @@ struct LinearLogpCpuArgs : LinearLogpCpuOperands {
   // Forward: partials [leaves][padded_rows].
   float* partial_max;
   float* partial_sum;
-  float* partial_moment;     // with entropy alone
-  float* lane_target_logit;  // [padded_rows]
+  float* partial_moment;             // with entropy alone
+  LogitStatsPartials partial_stats;  // with statistics alone
+  float* lane_target_logit;          // [padded_rows]
 
   // Backward: the wave is columns [wave_begin, wave_begin + wave_cols) of the vocabulary.
   Int64 wave_begin;  // multiple of leaf

@@ -72,7 +72,8 @@ struct LinearLogpCudaArgs : LogpCudaRows {
   float* partial_max;     // [leaves][strip_rows]
   float* partial_sum;     // [leaves][strip_rows]
   float* partial_moment;  // [leaves][strip_rows] sum of exp(z - max) * (z - max); entropy alone
-  float* target_logit;    // [strip_rows]
+  LogitStatsPartials partial_stats;  // [leaves][strip_rows] each; statistics alone
+  float* target_logit;               // [strip_rows]
 
   unsigned* next_tile;  // sm_90a: counter of the launch, 0 before it
 

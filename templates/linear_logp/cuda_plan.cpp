@@ -26,13 +26,18 @@ class Planner {
     operands();
     if (args().num_rows == 0) return plan_;
     const Int64 leaves = logp_num_leaves(args().vocab);
-    const Int64 partial_bytes = call_.entropy.present() ? 12 : 8;
+    const bool stats = call_.needs_stats();
+    const Int64 partial_bytes = 8 + (call_.entropy.present() ? 4 : 0) + (stats ? 12 : 0);
     const Int64 strip =
         strip_rows(std::min(k_strip_bytes, workspace_bytes) / (leaves * partial_bytes));
     args().strip_rows = strip;
     args().partial_max = arena_.take<float>(leaves * strip);
     args().partial_sum = arena_.take<float>(leaves * strip);
     if (call_.entropy.present()) args().partial_moment = arena_.take<float>(leaves * strip);
+    if (stats) {
+      args().partial_stats = {arena_.take<float>(leaves * strip),
+                              arena_.take<float>(leaves * strip), arena_.take<int>(leaves * strip)};
+    }
     args().target_logit = arena_.take<float>(strip);
     if (loop_.is_dynamic) {
       args().next_tile = arena_.take<unsigned>(ceil_div(args().num_rows, strip));

@@ -39,6 +39,36 @@ RLK_DEVICE void find_target_logits(LogitsLoop& tile, const LogitsShared& s, floa
   }
 }
 
+// The statistics of every row of the tile, whose maxima over each warp's columns are `max`. What
+// the warps of a row have lies where the stages were.
+RLK_DEVICE void fold_stats(LogitsLoop& tile, const Args& a, const LogitsShared& s,
+                           const float (&max)[LogitsLoop::kWarpCols][kLogitsTile.rows], int leaf) {
+  constexpr int kWarps = LogitsLoop::kWarpCols, kRows = kLogitsTile.rows;
+  LeafStats* const of_warps = reinterpret_cast<LeafStats*>(stages);
+  const volatile LogitsShared& place = s;  // read anew for each row: no registers are left
+#pragma unroll
+  for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
+    const int row = tile.row(i);
+    float largest = max[0][row];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) largest = max_f32(largest, max[w][row]);
+    constexpr int kRun = kX == kFloat32 ? 4 : 2, kStep = kX == kFloat32 ? 64 : 8;
+    const LeafStats stats =
+        leaf_stats<2 * LogitsLoop::kPairsOfThread, kRun, kStep, LogitsLoop::kRowLanes>(
+            {static_cast<int>(place.col0), place.num_cols}, tile.col(0), largest,
+            [&](int k) { return tile.at(i, k / 2, k % 2); });
+    if (thread_index() % LogitsLoop::kRowLanes == 0)
+      of_warps[tile.warp_col() * kRows + row] = stats;
+  }
+  __syncthreads();
+  const int row = threadIdx.x;
+  if (row >= s.num_rows) return;
+  LeafStats stats = of_warps[row];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) stats = add_stats(stats, of_warps[w * kRows + row]);
+  store_stats(a.partial_stats, leaf * a.strip_rows + s.row0 - a.first_row + row, stats);
+}
+
 // The leaf's partial of every row of the tile. Order: each thread over its columns ascending, then
 // the lanes of a row pairwise, then the warps of a row.
 RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared& s,
@@ -61,6 +91,7 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
     if (first_lane) shared_max[tile.warp_col()][tile.row(i)] = max;
   }
   __syncthreads();
+  if (has_stats(a)) fold_stats(tile, a, s, shared_max, leaf);
 #pragma unroll
   for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
     float max = shared_max[0][tile.row(i)];

@@ -7,11 +7,38 @@
 namespace rlk {
 namespace {
 
+// Statistics of one vector of rows over a leaf, from its logits, whose maximum they are about. Sums
+// in the order of reduce_leaf's.
+RLK_INLINE LeafStats leaf_stats(const float* z, const LogpLeaf& leaf, VecF max) {
+  const VecF base = base_of(max), none = splat(0.0f);
+  VecF sum[4] = {none, none, none, none}, squares[4] = {none, none, none, none};
+  VecI argmax = splat_int(kNoColumn);
+  const auto add = [&](Int64 v, int chain) __attribute__((always_inline)) {
+    const VecF x = load(z + v * kPanel), e = exp(x - base);
+    sum[chain] = sum[chain] + x;
+    squares[chain] = fma(e, e, squares[chain]);
+    const VecI found = splat_int(leaf.begin + static_cast<Int32>(v));
+    const Mask is_first = (x == max) & (argmax == splat_int(kNoColumn));
+    argmax = is_first ? found : argmax;
+  };
+  const Int64 whole = leaf.cols & ~Int64{3};
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < whole; v += 4) {
+#pragma clang loop unroll(full)
+    for (int u = 0; u < 4; ++u) add(v + u, u);
+  }
+#pragma clang loop unroll(disable)
+  for (Int64 v = whole; v < leaf.cols; ++v) add(v, 0);
+  return {(sum[0] + sum[1]) + (sum[2] + sum[3]),
+          (squares[0] + squares[1]) + (squares[2] + squares[3]), argmax};
+}
+
 // Logits of one vector of rows over a leaf: z replaces the dot products in c; gives the leaf's
 // partial at index `at`. Order: maximum, then the terms of each sum in four chains (column % 4),
 // (0 + 1) + (2 + 3).
-RLK_INLINE void reduce_leaf(const Args& a, float* c, const float* bias, Int64 cols, VecF scale,
-                            Int64 at) {
+RLK_INLINE void reduce_leaf(const Args& a, float* c, const float* bias, const LogpLeaf& leaf,
+                            VecF scale, Int64 at) {
+  const Int64 cols = leaf.cols;
   VecF max = splat(-__builtin_inff());
 #pragma clang loop unroll(disable)
   for (Int64 v = 0; v < cols; ++v) {
@@ -40,6 +67,7 @@ RLK_INLINE void reduce_leaf(const Args& a, float* c, const float* bias, Int64 co
   store(a.partial_max + at, max);
   store(a.partial_sum + at, (sum[0] + sum[1]) + (sum[2] + sum[3]));
   if (entropy) store(a.partial_moment + at, (moment[0] + moment[1]) + (moment[2] + moment[3]));
+  if (has_stats(a)) store_stats(a, at, leaf_stats(c, leaf, max));
 }
 
 }  // namespace
@@ -100,7 +128,7 @@ extern "C" void rlk_linear_logp_fwd_main(const Args* args, Int64 begin, Int64 en
 #pragma clang loop unroll(disable)
       for (Int64 j = 0; j < vectors; ++j) {
         const Int64 at = leaf * a.padded_rows + row + j * kLanes;
-        reduce_leaf(a, c + j * kLanes, bias, cols, load(a.lane_scale + row + j * kLanes), at);
+        reduce_leaf(a, c + j * kLanes, bias, of_leaf, load(a.lane_scale + row + j * kLanes), at);
       }
 #pragma clang loop unroll(disable) vectorize(disable)
       for (Int64 i = 0; i < min(kPanel, a.num_rows - row); ++i) {

@@ -54,6 +54,7 @@ struct Fold {
       s.scale[t] = scale;
       s.target[t] = target;
     }
+    if (has_stats(a)) set_stats_place(tile, at, leaf);
     if (!a.bias.data) return;
 #pragma unroll 1
     for (int i = t; i < Sm90Loop::kCols; i += 128) {
@@ -66,6 +67,9 @@ struct Fold {
     const FoldShared& s = shared[tile.group()];
     tile.sync_group();
     make_logits(tile, s, at);
+    if (has_stats(a)) {
+      unrolled<Sm90Loop::kRowsOfThread>([&](auto i) { fold_stats(tile, i, row_max(tile, i)); });
+    }
     unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
       const int strip_row = static_cast<int>(at.row) * Sm90Loop::kRows + tile.row(i);
       const float max = row_max(tile, i);
@@ -147,6 +151,34 @@ struct Fold {
     }
     max = max_f32(max, shfl_xor(max, 1));
     return max_f32(max, shfl_xor(max, 2));
+  }
+
+  // Where a warpgroup's tile has its statistics: in memory, as the epilogue leaves no registers.
+  struct StatsPlace {
+    Int64 to;  // of the tile's first row in the partials
+    int num_rows, begin, cols;
+  };
+  static RLK_DEVICE volatile StatsPlace& stats_place(int group) {
+    __shared__ volatile StatsPlace places[2];
+    return places[group];
+  }
+  RLK_DEVICE void set_stats_place(Sm90Loop& tile, TilePosition at, const LogpLeaf& leaf) {
+    if (tile.thread_of_group() != 0) return;
+    volatile StatsPlace& place = stats_place(tile.group());
+    const int first_row = static_cast<int>(at.row) * Sm90Loop::kRows;
+    place.to = at.col * a.strip_rows + first_row;
+    place.num_rows = num_rows - first_row;
+    place.begin = leaf.begin;
+    place.cols = leaf.cols;
+  }
+  template <class Index>
+  RLK_DEVICE void fold_stats(Sm90Loop& tile, Index i, float max) {
+    const volatile StatsPlace& place = stats_place(tile.group());
+    const LeafStats stats = leaf_stats<2 * Sm90Loop::kPairsOfThread, 2, 8, Sm90Loop::kRowLanes>(
+        {place.begin, place.cols}, tile.col(0), max,
+        [&](int k) { return tile.at(i, k / 2, k % 2); });
+    if (tile.row(i) >= place.num_rows || thread_index() % 4 != 0) return;
+    store_stats(a.partial_stats, place.to + tile.row(i), stats);
   }
 
   struct Sums {

@@ -19,6 +19,7 @@
 //   kSoftcap, kLogitScale   as in common/logp/formula.cuh
 //   kEntropy       1: entropy (backward: its gradient); 0: none; -1: run-time, where arrays are
 //                  given
+//   kStats         1: statistics of the logits (forward); 0: none; -1: run-time, likewise
 // Macros:
 //   RLK_BACKWARD      1 gives the entries of the backward, 0 those of the forward
 //   RLK_SHARED_LIMIT  most shared bytes that a block of the target may have
@@ -50,7 +51,8 @@
 // With bwd_rows grad_hidden must be 0 before; strips and waves never show in the result.
 //
 // Operations: forward 2*N*V*D, backward 6*N*V*D. Memory: forward 8*N*leaves bytes written and
-// read once, 12 with entropy; backward a wave of dZ written once and read once a product.
+// read once, 4 more with entropy, 12 more with statistics; backward a wave of dZ written once and
+// read once a product.
 // A header's text comes once, so one that both passes need must stand before the choice.
 #include "linear_logp/logits.cuh"
 #if RLK_BACKWARD

@@ -3,6 +3,7 @@
 #include "templates/linear_logp/launch_cpu.hpp"
 
 #include "templates/common/cpu_steps.hpp"
+#include "templates/common/logp/host.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -15,9 +16,6 @@ namespace {
 using runtime::ThreadPool;
 using templates::AlignedArray;
 using templates::DefaultFloatMode;
-
-Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
-Int64 round_up(Int64 a, Int64 unit) { return ceil_div(a, unit) * unit; }
 
 // Runs steps over the pool; below k_inline_cost multiplications a step stays on this thread.
 class Runner {
@@ -111,7 +109,8 @@ void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpu
   static_cast<LinearLogpCpuOperands&>(args) = operands;
   const Int64 panel = tile.panel();
   const Int64 leaves = LogpLeaves<kLogpCpuLeaf>{args.vocab}.count();
-  const Int64 num_partials = args.entropy != nullptr ? 3 : 2;
+  const bool has_entropy = args.entropy != nullptr, has_stats = args.stats.argmax != nullptr;
+  const Int64 num_partials = 2 + (has_entropy ? 1 : 0) + (has_stats ? 3 : 0);
   const Int64 strip =
       strip_rows(tile, args.all_rows,
                  std::min(k_hidden_floats / args.dim, k_partial_floats / num_partials / leaves));
@@ -124,9 +123,7 @@ void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpu
       round_up(linear_logp_cpu_scratch_floats(tile, args.panels_per_item), 16);
   const AlignedArray<float> scratch(scratch_floats * runner.num_workers());
   args.hidden_by_row = hidden.get();
-  args.partial_max = partials.get();
-  args.partial_sum = partials.get() + leaves * strip;
-  if (num_partials == 3) args.partial_moment = args.partial_sum + leaves * strip;
+  set_partials(args, partials.get(), leaves * strip, has_entropy, has_stats);
 
   for (Int64 first = 0; first < args.all_rows; first += strip) {
     set_strip(args, tile, first, strip);

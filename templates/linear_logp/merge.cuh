@@ -60,6 +60,7 @@ RLK_DEVICE Partial merge_run(const Args& a, Int64 strip_row, int lane) {
     for (int l = 0; l < 4; ++l) {
       const Int64 at = min(i + l, end - 1) * a.strip_rows + strip_row;
       next[l] = {a.partial_max[at], a.partial_sum[at], has_moment ? a.partial_moment[at] : 0.0f};
+      set_stats(next[l], has_stats(a) ? load_stats(a.partial_stats, at) : no_stats());
       if (i + l >= end) next[l] = no_columns();
     }
     tree.push(join(join(next[0], next[1]), join(next[2], next[3])));

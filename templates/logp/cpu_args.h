@@ -29,6 +29,7 @@ struct LogpCpuArgs : LogitOptions {
   // Outputs of the forward, inputs of the backward, indexed through rows; the forward leaves out
   // those that are null.
   float *logp, *row_max, *row_log_sum, *entropy, *lse;
+  LogitStats stats;
   LogpCpuMatrix grad_logits;
 
   // The strip: active rows [first_row, first_row + num_rows). Workspace is 64-byte aligned.
@@ -37,6 +38,7 @@ struct LogpCpuArgs : LogitOptions {
   Int64 leaves_per_part;
   float *partial_max, *partial_sum;  // [leaves][padded_rows]
   float* partial_moment;             // with entropy alone
+  LogitStatsPartials partial_stats;  // with statistics alone
   float* lane_target_logit;          // [padded_rows]
 };
 

@@ -12,9 +12,9 @@ constexpr int kLogpThreads = 256;
 // A row whose leaves are no more, and that one block reads, has its partials in shared memory.
 constexpr long long kLogpMostSharedLeaves = 4096;
 
-constexpr int logp_partial_bytes(long long leaves, bool entropy) {
+constexpr int logp_partial_bytes(long long leaves, bool entropy, bool stats = false) {
   const long long most = leaves < kLogpMostSharedLeaves ? leaves : kLogpMostSharedLeaves;
-  return static_cast<int>(most * (entropy ? 12 : 8));
+  return static_cast<int>(most * (8 + (entropy ? 4 : 0) + (stats ? 12 : 0)));
 }
 
 // A matrix [rows of the call, vocab] of type kX as it lies; strides count elements.
@@ -34,7 +34,8 @@ struct LogpCudaArgs : LogpCudaRows {
   const float* unless_one;  // backward: where it is 1 nothing is done; or null
   // Forward: [num_rows][leaves], or null: shared memory, with one part.
   float *partial_max, *partial_sum;
-  float* partial_moment;  // with entropy alone
+  float* partial_moment;             // with entropy alone
+  LogitStatsPartials partial_stats;  // with statistics alone
 };
 
 }  // namespace rlk

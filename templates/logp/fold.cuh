@@ -72,7 +72,8 @@ RLK_DEVICE void load_leaf(const Args& a, const LeafRow& row, const LogpLeaf& lea
 
 template <bool kCap>
 RLK_DEVICE Partial fold_leaf(const Args& a, const Quad (&q)[kGroups], float scale, int lane,
-                             int cols, bool entropy) {
+                             const LogpLeaf& leaf, bool entropy, bool stats) {
+  const int cols = leaf.cols;
   float z[4 * kGroups];
 #pragma unroll
   for (int i = 0; i < 4 * kGroups; ++i) z[i] = scaled(a, q[i / 4].get(i % 4));
@@ -115,20 +116,29 @@ RLK_DEVICE Partial fold_leaf(const Args& a, const Quad (&q)[kGroups], float scal
       partial.moment = partial.moment + shfl_xor(partial.moment, lanes);
     }
   }
+  if (kMayHaveStats && stats) {
+    set_stats(partial, leaf_stats<4 * kGroups, 4, 64, kLeafLanes>(leaf, 4 * lane, partial.max,
+                                                                  [&](int i) { return z[i]; }));
+  }
   return partial;
 }
 
 // Partials of a row's leaves, in shared or global memory.
 struct Partials {
   float *max, *sum, *moment;
+  LogitStatsPartials stats;
 
+  RLK_DEVICE bool has_stats() const { return kMayHaveStats && stats.argmax != nullptr; }
   RLK_DEVICE Partial get(int leaf, bool entropy) const {
-    return {max[leaf], sum[leaf], entropy ? moment[leaf] : 0.0f};
+    Partial partial{max[leaf], sum[leaf], entropy ? moment[leaf] : 0.0f};
+    set_stats(partial, has_stats() ? load_stats(stats, leaf) : no_stats());
+    return partial;
   }
   RLK_DEVICE void set(int leaf, const Partial& partial, bool entropy) const {
     max[leaf] = partial.max;
     sum[leaf] = partial.sum;
     if (entropy) moment[leaf] = partial.moment;
+    if (has_stats()) store_stats(stats, leaf, stats_of(partial));
   }
 };
 
@@ -172,7 +182,7 @@ class LeafCursor {
 template <bool kCap, int kAtOnce, class Keep>
 RLK_DEVICE void fold_leaves(const Args& a, const LeafRow& row, float scale, int begin, int end,
                             const Partials& to, Keep&& keep) {
-  const bool entropy = kMayHaveEntropy && to.moment != nullptr;
+  const bool entropy = kMayHaveEntropy && to.moment != nullptr, stats = to.has_stats();
   constexpr int kStep = 2 * kAtOnce;
   const int turn = static_cast<int>(blockDim.x / 32) * kStep;
   const int half = threadIdx.x % 32 / kLeafLanes;
@@ -207,7 +217,7 @@ RLK_DEVICE void fold_leaves(const Args& a, const LeafRow& row, float scale, int 
       const LogpLeaf cols = at.leaf(leaves);
       at.move(leaves, 2);
       if (leaf < end) keep(leaf, cols, now[u]);
-      const Partial partial = fold_leaf<kCap>(a, now[u], scale, row.lane, cols.cols, entropy);
+      const Partial partial = fold_leaf<kCap>(a, now[u], scale, row.lane, cols, entropy, stats);
       if (row.lane == 0 && leaf < end) to.set(leaf, partial, entropy);
     }
   }
@@ -265,7 +275,13 @@ RLK_DEVICE void merge_row(const Args& a, Int64 row, Int64 target, const Partials
 RLK_DEVICE Partials workspace_partials(const Args& a, Int64 row, Int64 leaves) {
   const Int64 at = row * leaves;
   const bool has_moment = kMayHaveEntropy && a.partial_moment;
-  return {a.partial_max + at, a.partial_sum + at, has_moment ? a.partial_moment + at : nullptr};
+  Partials partials{
+      a.partial_max + at, a.partial_sum + at, has_moment ? a.partial_moment + at : nullptr, {}};
+  if (has_stats(a)) {
+    const LogitStatsPartials& stats = a.partial_stats;
+    partials.stats = {stats.logits + at, stats.squares + at, stats.argmax + at};
+  }
+  return partials;
 }
 
 }  // namespace rlk

@@ -7,9 +7,22 @@
 namespace rlk {
 
 // Blocks of a multiprocessor that registers are left for.
-constexpr int kBlocks = kIsCapRunTime ? 2 : kX == kFloat32 ? 4 : 3 - kMayBeCapped;
+constexpr int kBlocks = kIsCapRunTime ? 2 : kX == kFloat32 ? 4 - kMayHaveStats : 3 - kMayBeCapped;
 
 extern __shared__ float shared_partials[];
+
+RLK_DEVICE Partials partials_in_shared(const Args& a, int leaves) {
+  const bool has_moment = kMayHaveEntropy && a.entropy != nullptr;
+  Partials partials{shared_partials,
+                    shared_partials + leaves,
+                    has_moment ? shared_partials + 2 * leaves : nullptr,
+                    {}};
+  if (has_stats(a)) {
+    float* const next = shared_partials + (has_moment ? 3 : 2) * leaves;
+    partials.stats = {next, next + leaves, reinterpret_cast<int*>(next + 2 * leaves)};
+  }
+  return partials;
+}
 
 extern "C" __global__ void __launch_bounds__(256)
     rlk_logp_fwd_pack(const __grid_constant__ LogpCudaCopy copy) {
@@ -30,11 +43,8 @@ extern "C" __global__ void __launch_bounds__(kLogpThreads, kBlocks)
       continue;
     }
     const bool is_shared = a.partial_max == nullptr;
-    const bool has_moment = kMayHaveEntropy && a.entropy != nullptr;
-    const Partials partials = is_shared
-                                  ? Partials{shared_partials, shared_partials + leaves,
-                                             has_moment ? shared_partials + 2 * leaves : nullptr}
-                                  : workspace_partials(a, row, leaves);
+    const Partials partials =
+        is_shared ? partials_in_shared(a, leaves) : workspace_partials(a, row, leaves);
     const LeafRow logits = leaf_row(a, row_of(a.logits, row));
     const int end = min(begin + static_cast<int>(a.part_leaves), leaves);
     const float scale = scale_of(a, row);

@@ -21,6 +21,53 @@ RLK_INLINE Chains fma_chains(Chains a, Chains b, Chains c) {
 RLK_INLINE float larger(float a, float b) { return b > a ? b : a; }
 RLK_INLINE float join(Chains c) { return (c[0] + c[1]) + (c[2] + c[3]); }
 
+// Statistics of a leaf of one row; stats.h.
+struct RowStats {
+  float logits, squares;
+  Int32 argmax;
+};
+
+// Sums of a leaf's logits, and of the squares of its terms, in the order of its other sums.
+RLK_INLINE float sum_of_logits(const float* z, Int64 cols) {
+  Chains sum = 0.0f;
+  const Int64 whole = cols & ~Int64{3};
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < whole; v += 4) sum = sum + load_chains(z + v);
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 v = whole; v < cols; ++v) sum[0] = sum[0] + z[v];
+  return join(sum);
+}
+RLK_INLINE float sum_of_squares(const float* term, Int64 cols) {
+  Chains sum = 0.0f;
+  const Int64 whole = cols & ~Int64{3};
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < whole; v += 4) {
+    const Chains terms = load_chains(term + v);
+    sum = fma_chains(terms, terms, sum);
+  }
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 v = whole; v < cols; ++v) {
+    const Chains terms = term[v];
+    sum[0] = fma_chains(terms, terms, sum)[0];
+  }
+  return join(sum);
+}
+
+RLK_INLINE Int32 lowest_column(const float* z, const LogpLeaf& leaf, float max) {
+  VecI lowest = splat_int(kNoColumn);
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < leaf.cols; v += kLanes) {
+    const VecI col = lane_index() + splat_int(static_cast<Int32>(v));
+    const Mask is_max = (load(z + v) == splat(max)) & (col < splat_int(leaf.cols));
+    const VecI found = is_max ? col : splat_int(kNoColumn);
+    lowest = found < lowest ? found : lowest;
+  }
+  Int32 first = lowest[0];
+#pragma clang loop unroll(full)
+  for (int i = 1; i < kLanes; ++i) first = lowest[i] < first ? lowest[i] : first;
+  return first == kNoColumn ? kNoColumn : leaf.begin + first;
+}
+
 // The partial of one leaf. Order: maximum, then the terms of each sum in four chains, the last
 // columns % 4 all to chain 0, joined as (0 + 1) + (2 + 3).
 RLK_INLINE void fold_leaf(const Args& a, Int64 row, Int64 leaf) {
@@ -47,6 +94,11 @@ RLK_INLINE void fold_leaf(const Args& a, Int64 row, Int64 leaf) {
   const Int64 target = a.target[a.first_row + row] - begin;
   if (target >= 0 && target < cols) a.lane_target_logit[row] = z[target];
 
+  RowStats of_stats{};
+  if (has_stats(a)) {
+    of_stats.logits = sum_of_logits(z, cols);
+    of_stats.argmax = lowest_column(z, of_leaf, max);
+  }
   const VecF base = base_of(splat(max));
   const bool entropy = has_entropy(a);
 #pragma clang loop unroll(disable)
@@ -69,6 +121,8 @@ RLK_INLINE void fold_leaf(const Args& a, Int64 row, Int64 leaf) {
     const Chains term = z[v], by = factor[v];
     moment[0] = fma_chains(term, by, moment)[0];
   }
+  const bool stats = has_stats(a);
+  if (stats) of_stats.squares = sum_of_squares(z, cols);
   // The last row stands for those that fill up its vector: what lies there may be denormal, slow.
   const Int64 end = row + 1 < a.num_rows ? row + 1 : ceil_div(a.num_rows, kLanes) * kLanes;
 #pragma clang loop unroll(disable) vectorize(disable)
@@ -77,6 +131,10 @@ RLK_INLINE void fold_leaf(const Args& a, Int64 row, Int64 leaf) {
     a.partial_max[at] = max;
     a.partial_sum[at] = join(sum);
     if (entropy) a.partial_moment[at] = join(moment);
+    if (!stats) continue;
+    a.partial_stats.logits[at] = of_stats.logits;
+    a.partial_stats.squares[at] = of_stats.squares;
+    a.partial_stats.argmax[at] = of_stats.argmax;
   }
 }
 

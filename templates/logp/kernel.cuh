@@ -14,6 +14,7 @@
 //   kSoftcap, kLogitScale   as in common/logp/formula.cuh
 //   kEntropy       1: entropy (backward: its gradient); 0: none; -1: run-time, where arrays are
 //                  given
+//   kStats         1: statistics of the logits (forward); 0: none; -1: run-time, likewise
 // Macro: RLK_BACKWARD, 1 gives the entries of the backward, 0 those of the forward.
 //
 // Steps in launch order, each one argument by value: LogpCudaCopy for pack, LogpCudaArgs for all

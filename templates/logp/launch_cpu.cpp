@@ -86,15 +86,14 @@ void launch_logp_cpu(const LoadedKernel& kernel, const LogpCall& call) {
     return;
   }
   if (!all_active) zero_results(call);
-  const bool entropy = args.entropy != nullptr;
-  const Int64 most = k_partial_floats / (leaves * (entropy ? 3 : 2)) / k_most_lanes * k_most_lanes;
+  const bool entropy = args.entropy != nullptr, stats = args.stats.argmax != nullptr;
+  const Int64 num_partials = 2 + (entropy ? 1 : 0) + (stats ? 3 : 0);
+  const Int64 most = k_partial_floats / (leaves * num_partials) / k_most_lanes * k_most_lanes;
   const Int64 strip = std::min(std::max(most, k_most_lanes),
                                ceil_div(active.num_active, k_most_lanes) * k_most_lanes);
-  const AlignedArray<float> partials(strip * (leaves * (entropy ? 3 : 2) + 1));
+  const AlignedArray<float> partials(strip * (leaves * num_partials + 1));
   args.lane_target_logit = partials.get();
-  args.partial_max = partials.get() + strip;
-  args.partial_sum = args.partial_max + leaves * strip;
-  if (entropy) args.partial_moment = args.partial_sum + leaves * strip;
+  set_partials(args, partials.get() + strip, leaves * strip, entropy, stats);
   args.padded_rows = strip;
   const Int64 lanes = vector_lanes(kernel.target);
   for (Int64 first = 0; first < active.num_active; first += strip) {

@@ -22,7 +22,7 @@ constexpr Int64 k_most_gradient_leaves = 128;
 struct Plan {
   LogpCudaArgs args{};
   LogpCudaCopies copies;
-  bool has_entropy = false;
+  bool has_entropy = false, has_stats = false;
 };
 
 Plan make_plan(Arena& arena, const LogpCall& call, int num_sms) {
@@ -48,10 +48,15 @@ Plan make_plan(Arena& arena, const LogpCall& call, int num_sms) {
   args.part_leaves = ceil_div(leaves, parts);
   args.num_parts = ceil_div(leaves, args.part_leaves);
   plan.has_entropy = call.needs_entropy();
+  plan.has_stats = call.needs_stats();
   if (forward && args.num_parts > 1) {
     args.partial_max = arena.take<float>(rows * leaves);
     args.partial_sum = arena.take<float>(rows * leaves);
     if (plan.has_entropy) args.partial_moment = arena.take<float>(rows * leaves);
+    if (plan.has_stats) {
+      args.partial_stats = {arena.take<float>(rows * leaves), arena.take<float>(rows * leaves),
+                            arena.take<int>(rows * leaves)};
+    }
   }
   return plan;
 }
@@ -109,7 +114,7 @@ void launch_logp_cuda(const LoadedKernel& kernel, const LogpCall& call,
   const bool is_shared = forward && args.num_parts == 1;
   const Int64 leaves = logp_num_leaves(args.vocab);
   launch(1, args.num_rows * args.num_parts, kLogpThreads, args,
-         is_shared ? logp_partial_bytes(leaves, plan.has_entropy) : 0);
+         is_shared ? logp_partial_bytes(leaves, plan.has_entropy, plan.has_stats) : 0);
   if (forward && !is_shared) launch(2, args.num_rows, kLogpThreads, args);
 }
 

@@ -57,9 +57,10 @@ std::span<const char* const> logp_entries(jit::Pass pass, Backend backend) {
 
 int logp_shared_bytes(const jit::Specialization& spec) {
   if (backend(spec.target) == Backend::cpu || spec.pass == jit::Pass::bwd) return 0;
-  const auto vocab = spec.value_of("V"), entropy = spec.value_of("entropy");
+  const auto vocab = spec.value_of("V"), entropy = spec.value_of("entropy"),
+             stats = spec.value_of("stats");
   return logp_partial_bytes(vocab < 0 ? kLogpMostSharedLeaves : logp_num_leaves(vocab),
-                            entropy != 0);
+                            entropy != 0, stats != 0);
 }
 
 void launch_logp(const LoadedKernel& kernel, const jit::OpCall& base,

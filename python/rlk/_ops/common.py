@@ -45,6 +45,16 @@ def with_defaults(op: str, function: Any, given: Arguments, options: Arguments) 
     return {**defaults(function), **options, **given}
 
 
+class LogitStats(NamedTuple):
+    """Statistics of each row's logits z, those that the softmax is taken of, ``[...]`` each; no
+    gradient flows through them. Inactive rows have 0, and argmax -1."""
+
+    max_logit: Tensor  #: float32, max z
+    argmax: Tensor  #: int64, the lowest column of those whose z is the maximum; -1: none
+    mean_logit: Tensor  #: float32, the mean of z over all columns
+    sum_p2: Tensor  #: float32, sum p^2 over all columns, at least 1 / V
+
+
 class LogpResult(NamedTuple):
     """What `linear_logp` and `logp` return where more than the log-prob is asked for, float32
     ``[...]`` each; None where not asked for."""
@@ -52,6 +62,27 @@ class LogpResult(NamedTuple):
     log_prob: Tensor  #: log p of the target
     entropy: Tensor | None  #: -sum p log p over the vocabulary, in nats
     lse: Tensor | None  #: log(sum exp z), of the logits that the softmax is taken of
+
+
+class LogpStatsResult(NamedTuple):
+    """A `LogpResult` of a call with return_stats: its three, then the statistics."""
+
+    log_prob: Tensor
+    entropy: Tensor | None
+    lse: Tensor | None
+    stats: LogitStats  #: of the same logits
+
+
+def logp_result(arguments: Arguments, found: Any) -> Any:
+    """What a call returns, of what the core found: (log_prob, entropy, lse, ...), the statistics
+    last where they are asked for; or the log-prob alone."""
+    if not isinstance(found, tuple):
+        return found
+    log_prob, entropy, lse = found[:3]
+    if arguments["return_stats"]:
+        return LogpStatsResult(log_prob, entropy, lse, LogitStats(*found[-1]))
+    asked = arguments["return_entropy"] or arguments["return_lse"]
+    return LogpResult(log_prob, entropy, lse) if asked else log_prob
 
 
 class Explanation(NamedTuple):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._ops.common import Arguments, LogpResult, Tensor
+from rlk._ops.common import Arguments, Tensor, logp_result
 from rlk.errors import check_needs
 
 
@@ -23,6 +23,7 @@ def linear_logp(
     ignore_index: int | None = -100,
     return_entropy: bool = False,
     return_lse: bool = False,
+    return_stats: bool = False,
     stream: int | None = None,
 ) -> Any:
     """Log-probabilities of target ids, straight from hidden states; no [N, V] logits are formed.
@@ -46,6 +47,9 @@ def linear_logp(
         ignore_index: rows with this target are inactive as well; None: no target is special.
         return_entropy: also give the entropy of each row's distribution, in nats.
         return_lse: also give the log-sum-exp of each row's logits z.
+        return_stats: also give the statistics of z that trainers log, `LogitStats`: max_logit,
+            argmax (int64, the lowest column at the maximum), mean_logit and sum_p2, the sum of
+            p^2. They have no gradient.
         stream: CUDA stream handle to queue on, for tensors whose framework tells no current
             stream (CuPy and JAX through DLPack); None: the default stream. Not for torch tensors.
 
@@ -53,7 +57,8 @@ def linear_logp(
         float32 ``[...]``, at most 0: a torch tensor for torch tensors, a NumPy array for others on
         the CPU, an `rlk.Array` for others on CUDA. A target whose logit is -inf gives -inf, a row
         whose logits are all -inf gives NaN. With return_entropy or return_lse a `LogpResult`
-        (log_prob, entropy, lse), None where not asked for; each is differentiable.
+        (log_prob, entropy, lse), None where not asked for; each is differentiable. With
+        return_stats a `LogpStatsResult` (log_prob, entropy, lse, stats).
 
     Raises:
         rlk.InvalidArgument: a shape, dtype, device or value is wrong (a ValueError). On CUDA a
@@ -69,17 +74,19 @@ def linear_logp(
         >>> out = rlk.jit.linear_logp(hidden, weight, tokens, softcap=30.0, return_entropy=True)
         >>> (out.log_prob + 0.01 * out.entropy).sum().backward()
 
+        >>> out = rlk.jit.linear_logp(hidden, weight, tokens, return_stats=True)
+        >>> accuracy = (out.stats.argmax == tokens).float().mean()
+
     With M = max z, S = sum exp(z - M) and T = sum exp(z - M) (z - M) over the vocabulary, log p =
-    (z_t - M) - log S, the entropy is log S - T / S, and lse = M + log S.
+    (z_t - M) - log S, the entropy is log S - T / S, lse = M + log S, and sum_p2 =
+    sum exp(2 (z - M)) / S^2.
     """
     arguments = locals()
     if _core.needs_autograd(arguments):
         from rlk._ops import torch_logp
 
-        log_prob, *others = torch_logp.linear_logp(arguments)
-        return LogpResult(log_prob, *others) if return_entropy or return_lse else log_prob
-    result = _core.linear_logp_forward(arguments)
-    return LogpResult(*result[:3]) if return_entropy or return_lse else result
+        return logp_result(arguments, torch_logp.linear_logp(arguments))
+    return logp_result(arguments, _core.linear_logp_forward(arguments))
 
 
 class LinearLogpGrads(NamedTuple):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlk import _core
-from rlk._ops.common import Arguments, LogpResult, Tensor
+from rlk._ops.common import Arguments, Tensor, logp_result
 
 
 def logp(
@@ -20,6 +20,7 @@ def logp(
     ignore_index: int | None = -100,
     return_entropy: bool = False,
     return_lse: bool = False,
+    return_stats: bool = False,
     inplace_backward: bool = False,
     stream: int | None = None,
 ) -> Any:
@@ -34,14 +35,15 @@ def logp(
     Args:
         logits: ``[..., V]``, float32, bfloat16 or float16.
         target: ``[...]``, ids in ``[0, V)`` of any integer dtype.
-        temperature, softcap, logit_scale, mask, ignore_index, return_entropy, return_lse, stream:
-            as in `linear_logp`. Rows that are not active are not read.
+        temperature, softcap, logit_scale, mask, ignore_index, return_entropy, return_lse,
+            return_stats, stream: as in `linear_logp`. Rows that are not active are not read.
         inplace_backward: the backward writes the gradient over the logits, so that no second
             tensor of their size is needed. Only where nothing else reads the logits afterwards:
             torch raises where its autograd would, and at a second backward.
 
     Returns:
-        As `linear_logp`: float32 ``[...]``, or a `LogpResult` with return_entropy or return_lse.
+        As `linear_logp`: float32 ``[...]``, or a `LogpResult` with return_entropy or return_lse,
+        or a `LogpStatsResult` with return_stats.
 
     Raises:
         rlk.InvalidArgument, rlk.Unsupported: as `linear_logp`; and with inplace_backward for
@@ -52,16 +54,15 @@ def logp(
         >>> (-(advantages * log_probs).sum()).backward()
 
     With M = max z, S = sum exp(z - M) and T = sum exp(z - M) (z - M) over the vocabulary, log p =
-    (z_t - M) - log S, the entropy is log S - T / S, and lse = M + log S.
+    (z_t - M) - log S, the entropy is log S - T / S, lse = M + log S, and sum_p2 =
+    sum exp(2 (z - M)) / S^2.
     """
     arguments = locals()
     if _core.needs_autograd(arguments):
         from rlk._ops import torch_logp
 
-        log_prob, *others = torch_logp.logp(arguments)
-        return LogpResult(log_prob, *others) if return_entropy or return_lse else log_prob
-    result = _core.logp_forward(arguments)
-    return LogpResult(*result[:3]) if return_entropy or return_lse else result
+        return logp_result(arguments, torch_logp.logp(arguments))
+    return logp_result(arguments, _core.logp_forward(arguments))
 
 
 def logp_backward(

@@ -38,7 +38,7 @@ class _LinearLogp(torch.autograd.Function):
             return _core.linear_logp_backward(arguments, *ctx.needs_input_grad[:3])
 
         operands = (arguments[name] for name in ("hidden", "weight", "bias"))
-        return *once("linear_logp", compute, *upstream, *operands), None
+        return *once("linear_logp", compute, *upstream[:3], *operands), None
 
 
 class _Logp(torch.autograd.Function):
@@ -64,7 +64,7 @@ class _Logp(torch.autograd.Function):
                     "a backward without create_graph=True, which needs the logits again",
                 )
             )
-        grad = once("logp", lambda: _core.logp_backward(arguments), *upstream, logits)
+        grad = once("logp", lambda: _core.logp_backward(arguments), *upstream[:3], logits)
         if in_place:
             # Whoever saved the logits is told that they are gone: torch raises there.
             torch.autograd.graph.increment_version(logits)
@@ -124,15 +124,17 @@ def _claim(logits: Any, arguments: Arguments) -> _Claim:
 
 
 def _forward(ctx: Any, op: str, forward: Any, arguments: Arguments) -> Any:
-    log_prob, entropy, lse, row_max, row_log_sum = forward(arguments, True)
+    log_prob, entropy, lse, row_max, row_log_sum, *stats = forward(arguments, True)
+    stats = stats[0] if stats else ()
+    ctx.mark_non_differentiable(*stats)
     save(ctx, op, arguments, {"row_max": row_max, "row_log_sum": row_log_sum, "entropy": entropy})
     ctx.set_materialize_grads(False)  # an output that the loss has not stays without a gradient
-    return log_prob, entropy, lse
+    return log_prob, entropy, lse, *stats
 
 
 def _backward_arguments(ctx: Any, upstream: tuple[Any, ...]) -> Arguments | None:
     """None where no output has a gradient."""
-    grad_output, grad_entropy, grad_lse = upstream
+    grad_output, grad_entropy, grad_lse = upstream[:3]  # statistics have none
     if grad_output is grad_entropy is grad_lse is None:
         return None
     arguments = restored(ctx)
@@ -140,15 +142,18 @@ def _backward_arguments(ctx: Any, upstream: tuple[Any, ...]) -> Arguments | None
     return arguments
 
 
+def _found(outputs: Any) -> Any:
+    """(log_prob, entropy, lse), None where not asked for, and the statistics where they are."""
+    return outputs if len(outputs) == 3 else (*outputs[:3], outputs[3:])
+
+
 def linear_logp(arguments: Arguments) -> Any:
-    """(log_prob, entropy, lse), None where not asked for."""
     operands = check_operands("linear_logp", arguments, ("hidden", "weight", "bias"))
     refuse_options("linear_logp", arguments)
-    return _LinearLogp.apply(*operands, arguments)
+    return _found(_LinearLogp.apply(*operands, arguments))
 
 
 def logp(arguments: Arguments) -> Any:
-    """(log_prob, entropy, lse), None where not asked for."""
     (logits,) = check_operands("logp", arguments, ("logits",))
     refuse_options("logp", arguments)
-    return _Logp.apply(logits, arguments)
+    return _found(_Logp.apply(logits, arguments))

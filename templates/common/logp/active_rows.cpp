@@ -4,6 +4,7 @@
 #include "runtime/read_values.hpp"
 #include "templates/common/logp/host.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -117,10 +118,12 @@ void zero(const Tensor& dense) {
 }
 
 void zero_results(const LogpCallBase& call) {
-  for (const Tensor* result :
-       {&call.log_prob, &call.row_max, &call.row_log_sum, &call.entropy, &call.lse}) {
+  for (const Tensor* result : {&call.log_prob, &call.row_max, &call.row_log_sum, &call.entropy,
+                               &call.lse, &call.max_logit, &call.mean_logit, &call.sum_p2}) {
     zero(*result);
   }
+  if (!call.argmax.present()) return;
+  std::fill_n(static_cast<std::int64_t*>(call.argmax.data), call.argmax.num_elements(), -1);
 }
 
 std::int64_t vector_lanes(Target level) {

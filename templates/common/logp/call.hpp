@@ -27,13 +27,16 @@ struct LogpCallBase : jit::OpCall {
   double logit_scale = 1.0;
   Tensor mask;  // optional; bool, integer or float of 0 and 1
   std::optional<std::int64_t> ignore_index = -100;
-  bool return_entropy = false, return_lse = false;  // which outputs a caller is given
+  // Which outputs a caller is given.
+  bool return_entropy = false, return_lse = false, return_stats = false;
 
   // Forward: written. Backward: read. float32 [...]. row_max and row_log_sum may be absent in the
   // forward.
   Tensor log_prob, row_max, row_log_sum;
   // Forward: written where present. Backward: entropy is read with grad_entropy. float32 [...].
   Tensor entropy, lse;
+  // Forward: written where present, all or none: stats.h. float32 [...], argmax int64.
+  Tensor max_logit, argmax, mean_logit, sum_p2;
 
   // Backward: upstream gradients, floats [...]; those absent are 0.
   Tensor grad_output, grad_entropy, grad_lse;
@@ -42,6 +45,7 @@ struct LogpCallBase : jit::OpCall {
   bool needs_entropy() const {
     return pass == jit::Pass::fwd ? entropy.present() : grad_entropy.present();
   }
+  bool needs_stats() const { return pass == jit::Pass::fwd && argmax.present(); }
 };
 
 // Numbers whose inverse the kernels take, in fp32.
@@ -77,7 +81,7 @@ inline constexpr jit::Parameter k_row_parameters[] = {
     {"ignore_index", jit::Kind::optional_index, jit::field_of<&LogpCallBase::ignore_index>, -100},
 };
 
-// What those take besides that give the entropy and the log-sum-exp.
+// What those take besides that give the entropy, the log-sum-exp and the statistics.
 inline constexpr jit::Parameter k_output_parameters[] = {
     {"return_entropy",
      jit::Kind::flag,
@@ -89,6 +93,13 @@ inline constexpr jit::Parameter k_output_parameters[] = {
        return static_cast<const LogpCallBase&>(call).needs_entropy();
      }},
     {"return_lse", jit::Kind::flag, jit::field_of<&LogpCallBase::return_lse>},
+    {"return_stats",
+     jit::Kind::flag,
+     jit::field_of<&LogpCallBase::return_stats>,
+     0,
+     nullptr,
+     {"stats", "kStats", k_off_on},
+     [](const jit::OpCall& call) { return static_cast<const LogpCallBase&>(call).needs_stats(); }},
 };
 
 // What a backward takes besides: upstream gradients, and what the forward has saved.
@@ -147,18 +158,27 @@ inline void set_model_numbers(LogpCallBase& call, const jit::ModelShape& shape) 
 }
 
 // Makes `call`, whose matrices are set, one that a model's head asks for, and calls visit() for it:
-// once, and once more with the entropy where the shape says so. Throws InvalidArgument, as such a
-// call would.
+// plain, and with each set of the outputs that the shape names and the op has. A backward has
+// nothing of the statistics. Throws InvalidArgument, as such a call would.
 template <class Visit>
 void for_model_calls(LogpCallBase& call, const jit::Op& op, const jit::ModelShape& shape,
                      jit::Pass pass, const Visit& visit) {
   call.op = &op;
   call.pass = pass;
   set_model_numbers(call, shape);
-  visit();
-  if (!shape.entropy || jit::find_parameter(op.parameters, "return_entropy") == nullptr) return;
-  call.entropy = call.grad_entropy = dense_tensor(nullptr, DType::f32, {}, {});
-  visit();
+  const auto has = [&](bool named, std::string_view name) {
+    return named && jit::find_parameter(op.parameters, name) != nullptr;
+  };
+  const bool entropy = has(shape.entropy, "return_entropy");
+  const bool stats = pass == jit::Pass::fwd && has(shape.stats, "return_stats");
+  const Tensor given = dense_tensor(nullptr, DType::f32, {}, {});
+  for (int with_stats = 0; with_stats <= int{stats}; ++with_stats) {
+    call.argmax = with_stats ? given : Tensor{};
+    for (int with_entropy = 0; with_entropy <= int{entropy}; ++with_entropy) {
+      call.entropy = call.grad_entropy = with_entropy ? given : Tensor{};
+      visit();
+    }
+  }
 }
 
 // `matrix` [..., columns] gives the shape of tensors with one value per row, and the device; `name`
@@ -187,6 +207,9 @@ void set_logit_options(Args& args, const LogpCallBase& call) {
   args.row_log_sum = floats(call.row_log_sum);
   args.entropy = floats(call.entropy);
   args.lse = floats(call.lse);
+  args.stats = {floats(call.max_logit),
+                call.argmax.present() ? static_cast<long long*>(call.argmax.data) : nullptr,
+                floats(call.mean_logit), floats(call.sum_p2)};
 }
 
 }  // namespace rlk

@@ -30,6 +30,10 @@ RLK_INLINE bool has_entropy(const Args& a) {
   return kEntropy >= 0 ? kEntropy : a.entropy != nullptr;
 }
 template <class Args>
+RLK_INLINE bool has_stats(const Args& a) {
+  return kStats >= 0 ? kStats : a.stats.argmax != nullptr;
+}
+template <class Args>
 RLK_INLINE bool has_entropy_grad(const Args& a) {
   return kEntropy >= 0 ? kEntropy : a.grad_entropy != nullptr;
 }
@@ -62,17 +66,37 @@ RLK_INLINE Logit logit(const Args& a, VecF dot, float bias, VecF inverse_tempera
 // A leaf of -inf alone: take 0 as its maximum, so that terms are exp(-inf) = 0 and not NaN.
 RLK_INLINE VecF base_of(VecF max) { return select(max == -__builtin_inff(), splat(0.0f), max); }
 
+// Statistics of some columns of a vector of rows; stats.h.
+struct LeafStats {
+  VecF logits, squares;
+  VecI argmax;
+};
+RLK_INLINE LeafStats no_stats() { return {splat(0.0f), splat(0.0f), splat_int(kNoColumn)}; }
+
 // The sums of some columns of a vector of rows, about the columns' own maximum.
+template <bool kWithStats>
 struct Partial {
   VecF max, sum, moment;
 };
-RLK_INLINE Partial no_columns() { return {splat(-__builtin_inff()), splat(0.0f), splat(0.0f)}; }
+template <>
+struct Partial<true> {
+  VecF max, sum, moment;
+  LeafStats stats{};
+};
+template <bool kWithStats>
+RLK_INLINE Partial<kWithStats> no_columns() {
+  Partial<kWithStats> none{splat(-__builtin_inff()), splat(0.0f), splat(0.0f)};
+  if constexpr (kWithStats) none.stats = no_stats();
+  return none;
+}
 
 // Of two parts of a row: the one of the smaller maximum is moved to the other's. Beside a part
 // without columns the other keeps its bits.
-RLK_INLINE Partial join(const Partial& a, const Partial& b, bool entropy) {
+template <bool kWithStats>
+RLK_INLINE Partial<kWithStats> join(const Partial<kWithStats>& a, const Partial<kWithStats>& b,
+                                    bool entropy) {
   const auto first = a.max >= b.max;
-  Partial joined = no_columns();
+  Partial<kWithStats> joined = no_columns<kWithStats>();
   joined.max = select(first, a.max, b.max);
   const VecF below = select(first, b.max, a.max) - base_of(joined.max);
   const VecF factor = exp(below), sum = select(first, b.sum, a.sum);
@@ -81,25 +105,34 @@ RLK_INLINE Partial join(const Partial& a, const Partial& b, bool entropy) {
     const VecF moved = fma(exponent_factor(below), sum, select(first, b.moment, a.moment));
     joined.moment = fma(moved, factor, select(first, a.moment, b.moment));
   }
+  if constexpr (kWithStats) {
+    const VecI lower = a.stats.argmax < b.stats.argmax ? a.stats.argmax : b.stats.argmax;
+    const VecI larger = first ? a.stats.argmax : b.stats.argmax;
+    joined.stats.logits = a.stats.logits + b.stats.logits;
+    joined.stats.squares = fma(select(first, b.stats.squares, a.stats.squares), factor * factor,
+                               select(first, a.stats.squares, b.stats.squares));
+    joined.stats.argmax = a.max == b.max ? lower : larger;
+  }
   return joined;
 }
 
 // Joins partials that come in order as a balanced tree.
+template <bool kWithStats>
 struct Tree {
   bool entropy;
   Int64 count;
-  Partial level[32];  // of 2^i partials each, where bit i of count is set
+  Partial<kWithStats> level[32];  // of 2^i partials each, where bit i of count is set
 
   RLK_INLINE_MEMBER explicit Tree(bool entropy) : entropy(entropy), count(0) {}
-  RLK_INLINE_MEMBER void push(Partial partial) {
+  RLK_INLINE_MEMBER void push(Partial<kWithStats> partial) {
     Int64 i = 0;
 #pragma clang loop unroll(disable)
     for (; count >> i & 1; ++i) partial = join(level[i], partial, entropy);
     level[i] = partial;
     ++count;
   }
-  RLK_INLINE_MEMBER Partial total() const {
-    Partial sum = no_columns();
+  RLK_INLINE_MEMBER Partial<kWithStats> total() const {
+    Partial<kWithStats> sum = no_columns<kWithStats>();
 #pragma clang loop unroll(disable)
     for (Int64 i = 0; count >> i != 0; ++i) {
       if (count >> i & 1) sum = join(level[i], sum, entropy);
@@ -108,24 +141,57 @@ struct Tree {
   }
 };
 
-// The results of a vector of rows, from the partials of their leaves; leaves.h has the order.
+// Of a vector of rows at index `at` of the partials.
 template <class Args>
-RLK_INLINE void merge_rows(const Args& a, Int64 row) {
+RLK_INLINE LeafStats load_stats(const Args& a, Int64 at) {
+  return {load(a.partial_stats.logits + at), load(a.partial_stats.squares + at),
+          *reinterpret_cast<const VecI*>(a.partial_stats.argmax + at)};
+}
+template <class Args>
+RLK_INLINE void store_stats(const Args& a, Int64 at, const LeafStats& stats) {
+  store(a.partial_stats.logits + at, stats.logits);
+  store(a.partial_stats.squares + at, stats.squares);
+  *reinterpret_cast<VecI*>(a.partial_stats.argmax + at) = stats.argmax;
+}
+
+// The statistics of a vector of rows. A row with NaN, or +inf, whose sum is NaN, has no maximum.
+template <class Args>
+RLK_INLINE void write_stats(const Args& a, Int64 row, const Partial<true>& whole) {
+  const Mask has_max = whole.sum == whole.sum;
+  const VecF max = select(has_max, whole.max, whole.sum);
+  const VecI argmax = has_max ? whole.stats.argmax : splat_int(-1);
+  const VecF mean = whole.stats.logits / splat(static_cast<float>(vocab(a)));
+  const VecF sum_p2 = whole.stats.squares / whole.sum / whole.sum;
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 i = 0; i < min(kLanes, a.num_rows - row); ++i) {
+    const Int64 to = output_row(a, row + i);
+    a.stats.max_logit[to] = max[i];
+    a.stats.argmax[to] = argmax[i];
+    a.stats.mean_logit[to] = mean[i];
+    a.stats.sum_p2[to] = sum_p2[i];
+  }
+}
+
+template <bool kWithStats, class Args>
+RLK_INLINE void merge_rows_of(const Args& a, Int64 row) {
   const LogpLeaves<kLogpCpuLeaf> leaves = leaves_of(a);
   const bool entropy = has_entropy(a);
-  Tree segments(entropy);
+  Tree<kWithStats> segments(entropy);
 #pragma clang loop unroll(disable)
   for (Int64 leaf = 0; leaf < leaves.count();) {
-    Tree tree(entropy);
+    Tree<kWithStats> tree(entropy);
 #pragma clang loop unroll(disable)
     for (Int64 i = 0; i < leaves.of_segment(); ++i, ++leaf) {
       const Int64 at = leaf * a.padded_rows + row;
-      tree.push({load(a.partial_max + at), load(a.partial_sum + at),
-                 entropy ? load(a.partial_moment + at) : splat(0.0f)});
+      Partial<kWithStats> partial{load(a.partial_max + at), load(a.partial_sum + at),
+                                  entropy ? load(a.partial_moment + at) : splat(0.0f)};
+      if constexpr (kWithStats) partial.stats = load_stats(a, at);
+      tree.push(partial);
     }
     segments.push(tree.total());
   }
-  const Partial whole = segments.total();
+  const Partial<kWithStats> whole = segments.total();
+  if constexpr (kWithStats) write_stats(a, row, whole);
   const VecF max = whole.max, sum = whole.sum, moment = whole.moment;
   alignas(64) float out[5][kLanes];
   const VecF log_sum = log(sum);
@@ -142,6 +208,16 @@ RLK_INLINE void merge_rows(const Args& a, Int64 row) {
     if (a.row_log_sum) a.row_log_sum[to] = out[2][i];
     if (a.lse) a.lse[to] = out[3][i];
     if (entropy) a.entropy[to] = out[4][i];
+  }
+}
+
+// The results of a vector of rows, from the partials of their leaves; leaves.h has the order.
+template <class Args>
+RLK_INLINE void merge_rows(const Args& a, Int64 row) {
+  if (has_stats(a)) {
+    merge_rows_of<true>(a, row);
+  } else {
+    merge_rows_of<false>(a, row);
   }
 }
 

@@ -9,4 +9,5 @@ extern const long long kSoftcap;     // 1: applied, 0: none, -1: run-time, as Lo
 extern const long long kLogitScale;  // likewise
 extern const long long kEntropy;  // forward: is asked for, backward: has a gradient; 0, 1, or -1:
                                   // run-time pointers
+extern const long long kStats;    // forward: are asked for; likewise
 }

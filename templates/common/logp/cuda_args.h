@@ -6,6 +6,7 @@
 #include "common/cuda/device_error.h"
 #include "common/logp/leaves.h"
 #include "common/logp/options.h"
+#include "common/logp/stats.h"
 
 namespace rlk {
 
@@ -49,6 +50,7 @@ struct LogpCudaRows : LogitOptions {
   float* row_log_sum;  // [num_rows]; likewise
   float* entropy;      // [num_rows]; forward: or null; backward: read with grad_entropy
   float* lse;          // [num_rows]; forward: or null
+  LogitStats stats;    // forward
   DeviceError* error;
   const char* op;  // for `error`
 

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace rlk {
@@ -52,7 +53,18 @@ void set_rows(Args& args, const LogpCallBase& call, const ActiveRows& active) {
   set_logit_options(args, call);
 }
 
-// Zeroes the forward's results, whatever lay there; an absent one stays.
+// Where the partials of leaves lie: arrays of `size`, one after the other from `first` on.
+template <class Args>
+void set_partials(Args& args, float* first, std::int64_t size, bool entropy, bool stats) {
+  const auto next = [&] { return std::exchange(first, first + size); };
+  args.partial_max = next();
+  args.partial_sum = next();
+  if (entropy) args.partial_moment = next();
+  if (stats) args.partial_stats = {next(), next(), reinterpret_cast<int*>(next())};
+}
+
+// The forward's results as inactive rows have them, whatever lay there: 0, argmax -1; an absent one
+// stays.
 void zero_results(const LogpCallBase& call);
 void zero(const Tensor& dense);
 

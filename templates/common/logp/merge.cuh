@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/cuda/device_error.cuh"
-#include "common/logp/formula.cuh"
+#include "common/logp/stats.cuh"
 
 namespace rlk {
 
@@ -20,10 +20,30 @@ RLK_DEVICE void report_target(const LogpCudaRows& a, Int64 row, Int64 id) {
 }
 
 // The sums of some columns, about their own maximum.
-struct Partial {
+template <bool kWithStats>
+struct PartialOf {
   float max, sum, moment;
 };
-RLK_DEVICE Partial no_columns() { return {-infinity(), 0.0f, 0.0f}; }
+template <>
+struct PartialOf<true> {
+  float max, sum, moment;
+  LeafStats stats{};
+};
+using Partial = PartialOf<kMayHaveStats>;
+
+// Nothing without statistics: so is what is read of one that has none.
+RLK_DEVICE LeafStats stats_of(const PartialOf<true>& partial) { return partial.stats; }
+RLK_DEVICE LeafStats stats_of(const PartialOf<false>&) { return no_stats(); }
+RLK_DEVICE void set_stats(PartialOf<true>& partial, const LeafStats& stats) {
+  partial.stats = stats;
+}
+RLK_DEVICE void set_stats(PartialOf<false>&, const LeafStats&) {}
+
+RLK_DEVICE Partial no_columns() {
+  Partial none{-infinity(), 0.0f, 0.0f};
+  set_stats(none, no_stats());
+  return none;
+}
 
 // Of two parts of a row, in either order: the one of the smaller maximum is moved to the other's.
 // Beside a part without columns the other keeps its bits.
@@ -36,6 +56,7 @@ RLK_DEVICE Partial join(const Partial& a, const Partial& b) {
     const float moved = fma_rn(exponent_factor(below), sum, first ? b.moment : a.moment);
     joined.moment = fma_rn(moved, factor, first ? a.moment : b.moment);
   }
+  set_stats(joined, join_stats(stats_of(a), stats_of(b), first, a.max == b.max, factor));
   return joined;
 }
 
@@ -46,9 +67,27 @@ RLK_DEVICE Partial join_lanes(Partial own) {
   for (int lanes = 1; lanes < kLanes; lanes *= 2) {
     Partial other{shfl_xor(own.max, lanes), shfl_xor(own.sum, lanes), 0.0f};
     if constexpr (kMayHaveEntropy) other.moment = shfl_xor(own.moment, lanes);
+    if constexpr (kMayHaveStats) {
+      const LeafStats stats = stats_of(own);
+      set_stats(other, {shfl_xor(stats.logits, lanes), shfl_xor(stats.squares, lanes),
+                        __shfl_xor_sync(kFullWarp, stats.argmax, lanes)});
+    }
     own = join(own, other);
   }
   return own;
+}
+
+// A row with NaN, or +inf, whose sum is NaN, has no maximum; nor has one of a wrong target.
+RLK_DEVICE void write_stats(const LogpCudaRows& a, Int64 row, bool has_target,
+                            const Partial& whole) {
+  const LeafStats stats = stats_of(whole);
+  const bool has_max = has_target && whole.sum == whole.sum;
+  const float inverse = rcp_rn(whole.sum);
+  a.stats.max_logit[row] = has_max ? whole.max : nan();
+  a.stats.argmax[row] = has_max ? stats.argmax : -1;
+  a.stats.mean_logit[row] =
+      has_target ? stats.logits * rcp_rn(static_cast<float>(vocab(a))) : nan();
+  a.stats.sum_p2[row] = has_target ? stats.squares * inverse * inverse : nan();
 }
 
 // The results of an active row, from its sums over all columns.
@@ -63,6 +102,7 @@ RLK_DEVICE void write_row(const LogpCudaRows& a, Int64 row, Int64 target, float 
     max = log_sum = nan();  // all results of the row, and the backward's gradients
   }
   a.logp[row] = logp;
+  if (has_stats(a)) write_stats(a, row, target >= 0 && target < vocab(a), whole);
   if (a.lse) a.lse[row] = max + log_sum;
   if (kMayHaveEntropy && a.entropy) {
     a.entropy[row] = fma_rn(-whole.moment, rcp_rn(whole.sum), log_sum);

@@ -9,6 +9,13 @@
 namespace rlk {
 
 RLK_DEVICE Int64 vocab(const LogpCudaRows& a) { return kV >= 0 ? kV : a.vocab; }
+// Constant of the templates kStats: 1: statistics of the logits are asked for; 0: they are not; -1:
+// run-time, where arrays are given. The same in all threads of a launch.
+constexpr bool kMayHaveStats = kStats != 0;
+RLK_DEVICE bool has_stats(const LogpCudaRows& a) {
+  return kStats >= 0 ? kMayHaveStats : a.stats.argmax != nullptr;
+}
+
 RLK_DEVICE Int64 num_active(const LogpCudaRows& a) {
   return a.num_active ? *a.num_active : a.num_rows;
 }
@@ -38,6 +45,9 @@ RLK_DEVICE void write_neutral(const LogpCudaRows& a, Int64 row) {
   if (a.entropy) a.entropy[row] = 0.0f;
   if (a.lse) a.lse[row] = 0.0f;
   if (a.row_max) a.row_max[row] = a.row_log_sum[row] = 0.0f;
+  if (!has_stats(a)) return;
+  a.stats.max_logit[row] = a.stats.mean_logit[row] = a.stats.sum_p2[row] = 0.0f;
+  a.stats.argmax[row] = -1;
 }
 
 // 0 where there is none.

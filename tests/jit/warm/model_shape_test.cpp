@@ -149,11 +149,16 @@ TEST_F(ModelShapeTest, LogitsWithoutAFile) {
   }
 }
 
-TEST_F(ModelShapeTest, EntropyIsAnOption) {
-  EXPECT_FALSE(read_model_shape("V=7,D=8", templates::ops()).entropy);
-  EXPECT_TRUE(
-      read_model_shape("V=7,D=8", templates::ops(), {.num_shards = 1, .vocab = {}, .entropy = true})
-          .entropy);
+TEST_F(ModelShapeTest, EntropyAndStatisticsAreOptions) {
+  for (const bool entropy : {false, true}) {
+    for (const bool stats : {false, true}) {
+      const auto shape =
+          read_model_shape("V=7,D=8", templates::ops(),
+                           {.num_shards = 1, .vocab = {}, .entropy = entropy, .stats = stats});
+      EXPECT_EQ(shape.entropy, entropy);
+      EXPECT_EQ(shape.stats, stats);
+    }
+  }
 }
 
 TEST_F(ModelShapeTest, ShardsAndResizedVocabularies) {

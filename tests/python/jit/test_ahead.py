@@ -154,12 +154,14 @@ def test_logp_is_warmed_for_what_a_model_does_to_its_logits(cache):
         arch=LEVEL,
         op="logp",
         entropy=True,
+        stats=True,
         cache_dir=cache,
     )
     rlk.jit.configure(cache_dir=cache, policy="off", arch=LEVEL)
     logits, target = np.ones((3, 40), "f4"), np.arange(3)
     options = {"softcap": 30.0, "logit_scale": 0.5}
-    for more in ({}, {"return_entropy": True}):
+    entropy, stats = {"return_entropy": True}, {"return_stats": True}
+    for more in ({}, entropy, stats, {**entropy, **stats}):
         for backward in (False, True):
             found = rlk.jit.explain(
                 rlk.jit.logp, logits, target, **options, **more, backward=backward

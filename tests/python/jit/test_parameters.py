@@ -15,13 +15,13 @@ FUNCTIONS = {
     "linear_logp_backward": (
         "linear_logp",
         {"stream", "grad_output", "grad_entropy", "grad_lse", "needs"},
-        {"return_entropy", "return_lse"},
+        {"return_entropy", "return_lse", "return_stats"},
     ),
     "logp": ("logp", {"stream"}, set()),
     "logp_backward": (
         "logp",
         {"stream", "grad_output", "grad_entropy", "grad_lse"},
-        {"return_entropy", "return_lse", "inplace_backward"},
+        {"return_entropy", "return_lse", "return_stats", "inplace_backward"},
     ),
 }
 #: Ops that are made of logp: the names of its parameters there.

@@ -108,6 +108,17 @@ def test_json_tells_the_models(cache):
     assert names == [plain, f"{plain} entropy=yes"]
 
 
+def test_stats_are_warmed_for_the_forward_alone(cache):
+    flags = ("--op", "logp", "--entropy", "--stats", "--json")
+    ended = run(cache, "--arch", LEVEL, "V=40,D=24", *flags)
+    kernels = [kernel["name"].partition("@")[0] for kernel in json.loads(ended.stdout)["kernels"]]
+    made = "", " entropy=yes", " stats=yes", " entropy=yes stats=yes"
+    assert sorted(kernels) == sorted(
+        [f"logp.fwd[x=f32 V=40{words}]" for words in made]
+        + [f"logp.bwd[x=f32 V=40{words}]" for words in made[:2]]
+    )
+
+
 def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path):
     (tmp_path / "file").write_text("")
     ended = run(tmp_path / "file", "--arch", LEVEL, "V=40,D=24")
