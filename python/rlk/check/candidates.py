@@ -73,8 +73,8 @@ class Candidate:
         extra = {}
         if self._takes_out():
             names = spec.outputs_of(inputs)
-            shapes = [spec.output_shape(inputs, name) for name in names]
-            out = [self.framework.poisoned(shape, spec.output_dtype) for shape in shapes]
+            forms = [(spec.output_shape(inputs, n), spec.dtype_of_output(n)) for n in names]
+            out = [self.framework.poisoned(shape, dtype) for shape, dtype in forms]
             extra["out"] = out[0] if len(out) == 1 else tuple(out)
         with _no_grad(self.framework):
             result = self._guarded("raised", lambda: self._call({**call.arguments, **extra}))

@@ -88,7 +88,7 @@ class Session:
             raise Failure("input_changed", f"{', '.join(outcome.changed)} written by the call")
         for name in self.spec.outputs_of(inputs):
             shape = self.spec.output_shape(inputs, name)
-            expect_form(name, outcome.outputs[name], shape, self.spec.output_dtype, "")
+            expect_form(name, outcome.outputs[name], shape, self.spec.dtype_of_output(name), "")
 
 
 Measured = dict[str, Any]

@@ -67,8 +67,8 @@ class Framework(ABC):
 
     def poisoned(self, shape: tuple[int, ...], dtype: str) -> Any:
         """An output full of a NaN that no computation makes."""
-        raw = np.full((*shape, 2 if dtype == "float32" else 1), POISON, np.uint16)
-        kind = np.uint16 if dtype == "bfloat16" else np.dtype(dtype)
+        kind = np.dtype(np.uint16) if dtype == "bfloat16" else np.dtype(dtype)
+        raw = np.full((*shape, kind.itemsize // 2), POISON, np.uint16)
         return self.give(of_raw(raw.view(kind).reshape(shape), dtype))[0]
 
 

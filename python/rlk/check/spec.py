@@ -51,7 +51,7 @@ class OpSpec(ABC):
     outputs: tuple[str, ...]  # the first is always there; see outputs_of
     of_ids: tuple[str, ...] = ()  # those that are of one token id a row
     output_options: frozenset[str] = frozenset()  # arguments that ask for the others
-    output_dtype: str = "float32"
+    output_dtype: str = "float32"  # of most; see dtype_of_output
     grad_arguments: Mapping[str, str]  # output -> argument of `backward` for its gradient
     differentiable: tuple[str, ...]
     row_outputs: tuple[str, ...]  # outputs and gradients that are one row a row
@@ -166,6 +166,10 @@ class OpSpec(ABC):
     def outputs_of(self, inputs: Inputs) -> tuple[str, ...]:
         """The outputs that these inputs ask for; the others come as None."""
         return self.outputs
+
+    def dtype_of_output(self, name: str) -> str:
+        """The dtype of an output."""
+        return self.output_dtype
 
     def output_shape(self, inputs: Inputs, name: str) -> tuple[int, ...]:
         """The shape of an output: one value a row, or one."""

@@ -20,10 +20,13 @@ from ..oracle import (
     linear_logprob_gradients,
 )
 from ..spec import Adapter, Changes, OpSpec, RandomShape, adversarial
+from ..stats_oracle import NAMES as STATS
+from ..stats_oracle import logit_stats, spread
 from ..stored import Stored, of
 from . import linear_logp_inputs as inputs_of
 
-EVERY_OUTPUT = {"return_entropy": True, "return_lse": True}
+WITH_GRADIENTS = {"return_entropy": True, "return_lse": True}
+EVERY_OUTPUT = {**WITH_GRADIENTS, "return_stats": True}
 # (lead, V, D): one element, sizes around the leaf of 192 and around vector widths, odd, no rows.
 SHAPES: tuple[tuple[tuple[int, ...], int, int], ...] = (
     ((2, 8), 257, 96),
@@ -50,8 +53,7 @@ def _shape(lead: tuple[int, ...], vocab: int, depth: int, **more: Any) -> Change
 
 def flat(value: float) -> Changes:
     """Of a case whose logits are this value, nearly."""
-    options = {"constant_value": value, "return_entropy": True, "return_lse": True}
-    return {"kind": "flat", "options": options}
+    return {"kind": "flat", "options": {"constant_value": value, **EVERY_OUTPUT}}
 
 
 def _with_and_without_bias(
@@ -63,7 +65,7 @@ def _with_and_without_bias(
 
 
 class LinearLogp(OpSpec):
-    """log p of one target id a row, entropy and log-sum-exp of its logits
+    """log p of one target id a row, entropy, log-sum-exp and statistics of its logits
     z = cap(logit_scale * (hidden . weight^T + bias)) / temperature."""
 
     name = "linear_logp"
@@ -71,12 +73,12 @@ class LinearLogp(OpSpec):
     row_inputs: tuple[str, ...] = ("hidden", "target", "temperature", "mask")
     ids = "target"
     float32_inputs = frozenset({"temperature"})
-    outputs: tuple[str, ...] = ("logp", "entropy", "lse")
+    outputs: tuple[str, ...] = ("logp", "entropy", "lse", *STATS)
     of_ids: tuple[str, ...] = ("logp",)
     output_options = frozenset(EVERY_OUTPUT)
     grad_arguments = {"logp": "grad_output", "entropy": "grad_entropy", "lse": "grad_lse"}
     differentiable: tuple[str, ...] = ("hidden", "weight", "bias")
-    row_outputs: tuple[str, ...] = ("logp", "entropy", "lse", "hidden")
+    row_outputs: tuple[str, ...] = ("logp", "entropy", "lse", *STATS, "hidden")
     axes: Mapping[str, tuple[str, ...]] = {
         "hidden": ("hidden",),
         "weight": ("vocab", "hidden"),
@@ -118,6 +120,14 @@ class LinearLogp(OpSpec):
     }
     torch_reference = staticmethod(lambda **arguments: torch_linear_logp(**arguments))
 
+    @staticmethod
+    def outputs_from(result: Any) -> Any:
+        """The statistics, the fourth value where there are four, as values of their own."""
+        if not isinstance(result, (tuple, list)):
+            return result
+        stats = result[3] if len(result) > 3 else None
+        return (*result[:3], *((None,) * len(STATS) if stats is None else stats))
+
     def plain_options(self, kind: str) -> Sequence[Mapping[str, Any]]:
         return ({},) if inputs_of.needs_bias(kind) else ({}, {"bias": "none"})
 
@@ -132,7 +142,14 @@ class LinearLogp(OpSpec):
         return inputs_of.layout(case, name)
 
     def outputs_of(self, inputs: Inputs) -> tuple[str, ...]:
-        return tuple(n for n in self.outputs if inputs.values.get(f"return_{n}", True))
+        asked_by = {
+            **{n: f"return_{n}" for n in self.outputs},
+            **dict.fromkeys(STATS, "return_stats"),
+        }
+        return tuple(n for n in self.outputs if inputs.values.get(asked_by[n], True))
+
+    def dtype_of_output(self, name: str) -> str:
+        return "int64" if name == "argmax" else "float32"
 
     def vocab_of(self, inputs: Inputs) -> int:
         return int(inputs["weight"].shape[0])
@@ -157,10 +174,12 @@ class LinearLogp(OpSpec):
         bound = forward.bound
         if case.kind == "benchmark" and "benchmark_atol" in c:
             bound = np.minimum(bound, c["benchmark_atol"])
+        asked = self.outputs_of(inputs)
         exact = {
             "logp": Bounded(forward.logp, bound),
             "entropy": Bounded(forward.entropy, forward.entropy_bound),
             "lse": Bounded(forward.lse, forward.lse_bound),
+            **(logit_stats(rows, forward, c) if set(STATS) & set(asked) else {}),
         }
 
         def gradients(upstream: Mapping[str, Stored]) -> Mapping[str, Bounded]:
@@ -169,7 +188,7 @@ class LinearLogp(OpSpec):
             rowwise = set(self.row_outputs)
             return {n: x.spread(active) if n in rowwise else x for n, x in found.items()}
 
-        outputs = {name: exact[name].spread(active) for name in self.outputs_of(inputs)}
+        outputs = {name: spread(name, exact[name], active) for name in asked}
         return Expected(outputs, gradients)
 
     def row_gradients(
@@ -208,7 +227,7 @@ class LinearLogp(OpSpec):
         pairs = [Liveness(name, base, base.but(**change)) for name, change in changes.items()]
         per_row = base.but(temperature=of(np.full(base.lead, 0.5), "float32"))
         pairs.append(Liveness("temperature", base, per_row))
-        for name in EVERY_OUTPUT:
+        for name in WITH_GRADIENTS:
             asked = base.but(**{name: True})
             pairs.append(Liveness(name, base, asked, self.differentiable))
         return pairs
@@ -263,6 +282,7 @@ def torch_linear_logp(
     ignore_index: int | None = -100,
     return_entropy: bool = False,
     return_lse: bool = False,
+    return_stats: bool = False,
 ) -> Any:
     """F.linear, log_softmax, gather, on the active rows; logits in the inputs' own type."""
     import torch
@@ -290,8 +310,33 @@ def torch_linear_logp(
         return out.index_put((active,), rows).reshape(target.shape)
 
     log_prob = spread(logp.gather(-1, chosen).squeeze(-1))
-    if not return_entropy and not return_lse:
+    if not return_entropy and not return_lse and not return_stats:
         return log_prob
     finite = logp.masked_fill(logp == -torch.inf, 0.0)  # 0 log 0 = 0
     entropy = spread(-(logp.exp() * finite).sum(-1)) if return_entropy else None
-    return log_prob, entropy, spread(logits.float().logsumexp(-1)) if return_lse else None
+    lse = spread(logits.float().logsumexp(-1)) if return_lse else None
+    return (
+        log_prob,
+        entropy,
+        lse,
+        *([torch_stats(logits, logp, active, target.shape)] * return_stats),
+    )
+
+
+def torch_stats(logits: Any, logp: Any, active: Any, shape: Any) -> Any:
+    """max, argmax, mean and sum of p^2 of the active rows' logits; none where one is NaN or inf."""
+    import torch
+
+    z, sum_p2 = logits.detach().float(), logp.detach().double().exp().square().sum(-1)
+    odd = ~(z.amax(-1) < torch.inf)
+    rows = (
+        z.amax(-1).masked_fill(odd, torch.nan),
+        z.argmax(-1).masked_fill(odd, -1),
+        z.mean(-1),
+        sum_p2.float(),
+    )
+    found = []
+    for row, neutral in zip(rows, (0, -1, 0, 0), strict=True):
+        out = torch.full(active.shape, neutral, dtype=row.dtype, device=row.device)
+        found.append(out.index_put((active,), row).reshape(shape))
+    return tuple(found)

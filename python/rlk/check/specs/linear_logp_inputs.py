@@ -47,6 +47,7 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
     {"softcap": 2.0, "bias": "none"},
     {"logit_scale": 0.0625, "return_lse": True},
     {"return_entropy": True, "temperature": 0.7},
+    {"return_stats": True},
     {
         "softcap": 3.0,
         "logit_scale": -0.5,
@@ -54,6 +55,7 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
         "mask": "bool",
         "return_entropy": True,
         "return_lse": True,
+        "return_stats": True,
     },
 )
 # A value of each number that must show in every result.

@@ -13,6 +13,7 @@ from ..case import Case, Inputs
 from ..contract import Coefficients
 from ..oracle import Bounded, LinearLogprob, LogitRows, linear_logprob, logit_gradient
 from ..spec import Adapter, Changes, RandomShape
+from ..stats_oracle import NAMES as STATS
 from . import linear_logp_inputs as inputs_of
 from .linear_logp import LinearLogp, flat, row_options, torch_linear_logp
 
@@ -22,14 +23,14 @@ def shape(lead: tuple[int, ...], vocab: int, **more: Any) -> Changes:
 
 
 class Logp(LinearLogp):
-    """log p of one target id a row, entropy and log-sum-exp of
+    """log p of one target id a row, entropy, log-sum-exp and statistics of
     z = cap(logit_scale * logits) / temperature."""
 
     name = "logp"
     op_class = "logprob"
     row_inputs: tuple[str, ...] = ("logits", "target", "temperature", "mask")
     differentiable = ("logits",)
-    row_outputs: tuple[str, ...] = ("logp", "entropy", "lse", "logits")
+    row_outputs: tuple[str, ...] = ("logp", "entropy", "lse", *STATS, "logits")
     axes: Mapping[str, tuple[str, ...]] = {"logits": ("vocab",)}
     option_sets: Sequence[Mapping[str, Any]] = tuple(
         {k: v for k, v in o.items() if k != "bias"} for o in inputs_of.OPTION_SETS

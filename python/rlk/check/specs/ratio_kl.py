@@ -14,7 +14,7 @@ from ..checks import Session
 from ..contract import Coefficients
 from ..frameworks import Failure
 from ..oracle import Bounded, Expected, LinearLogprob
-from ..spec import Adapter, Changes
+from ..spec import Adapter, Changes, OpSpec
 from ..stored import Stored, of
 from . import linear_logp_inputs as inputs_of
 from .linear_logp import live_changes, torch_active
@@ -53,6 +53,7 @@ class RatioKl(Logp):
     outputs = ("ratio", "kl")
     of_ids = outputs
     output_options: frozenset[str] = frozenset()
+    outputs_from = staticmethod(OpSpec.outputs_from)
     grad_arguments = {"ratio": "grad_ratio", "kl": "grad_kl"}
     differentiable = ("policy_logits",)
     row_outputs = ("ratio", "kl", "policy_logits")
