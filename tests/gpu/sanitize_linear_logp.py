@@ -43,6 +43,9 @@ def calls(operands: tuple, upstream: torch.Tensor, options: dict[str, Any]) -> l
     plain = rlk.jit.linear_logp(*operands, **options)
     found, plain = ((r,) if isinstance(r, torch.Tensor) else r for r in (found, plain))
     assert all(torch.equal(a, b.detach()) for a, b in zip(plain, found, strict=True))
+    with_stats = rlk.jit.linear_logp(*operands, **options, return_stats=True)
+    assert torch.equal(with_stats.log_prob, plain[0])
+    assert (with_stats.stats.max_logit[with_stats.stats.argmax < 0] == 0).all()  # inactive rows
     upstreams = [upstream * factor for factor in UPSTREAM[: len(found)]]
     grads = torch.autograd.grad(found, leaves, upstreams)
     return [t.detach().cpu() for t in (*found, *grads)]

@@ -109,13 +109,12 @@ def test_json_tells_the_models(cache):
 
 
 def test_stats_are_warmed_for_the_forward_alone(cache):
-    flags = ("--op", "logp", "--entropy", "--stats", "--json")
-    ended = run(cache, "--arch", LEVEL, "V=40,D=24", *flags)
+    ended = run(cache, "--arch", LEVEL, "V=40,D=24", "--entropy", "--stats", "--json")
     kernels = [kernel["name"].partition("@")[0] for kernel in json.loads(ended.stdout)["kernels"]]
     made = "", " entropy=yes", " stats=yes", " entropy=yes stats=yes"
     assert sorted(kernels) == sorted(
-        [f"logp.fwd[x=f32 V=40{words}]" for words in made]
-        + [f"logp.bwd[x=f32 V=40{words}]" for words in made[:2]]
+        [f"linear_logp.fwd[x=f32 V=40 D=24{words}]" for words in made]
+        + [f"linear_logp.bwd[x=f32 V=40 D=24{words}]" for words in made[:2]]
     )
 
 

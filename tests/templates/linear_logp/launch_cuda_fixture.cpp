@@ -29,6 +29,11 @@ LinearLogpCall LaunchCudaTest::make(const CudaCase& wanted) {
   if (wanted.pass == jit::Pass::fwd) {
     call.log_prob = tensor(DType::f32, {wanted.rows});
     if (wanted.has_lse) call.lse = tensor(DType::f32, {wanted.rows});
+    if (!wanted.has_stats) return call;
+    call.max_logit = tensor(DType::f32, {wanted.rows});
+    call.argmax = tensor(DType::i64, {wanted.rows});
+    call.mean_logit = tensor(DType::f32, {wanted.rows});
+    call.sum_p2 = tensor(DType::f32, {wanted.rows});
     return call;
   }
   call.grad_output = tensor(DType::f32, {wanted.rows});
@@ -51,10 +56,12 @@ std::vector<CudaStep> LaunchCudaTest::run(const LinearLogpCall& call, const Cuda
   expect_sound(wanted.target);
   expect_sound_workspace(wanted.dtype);
   if (!fake_.launches.empty()) {
-    expect_given({&call.hidden, &call.weight, &call.target, &call.bias, &call.temperature,
-                  &call.mask, &call.entropy, &call.row_max, &call.row_log_sum, &call.log_prob,
-                  &call.lse, &call.grad_output, &call.grad_entropy, &call.grad_lse,
-                  &call.grad_hidden, &call.grad_weight, &call.grad_bias});
+    expect_given({&call.hidden,       &call.weight,     &call.target,      &call.bias,
+                  &call.temperature,  &call.mask,       &call.entropy,     &call.row_max,
+                  &call.row_log_sum,  &call.log_prob,   &call.lse,         &call.max_logit,
+                  &call.argmax,       &call.mean_logit, &call.sum_p2,      &call.grad_output,
+                  &call.grad_entropy, &call.grad_lse,   &call.grad_hidden, &call.grad_weight,
+                  &call.grad_bias});
   }
   return steps();
 }
@@ -78,6 +85,9 @@ void LaunchCudaTest::expect_sound_workspace(DType dtype) {
     add("partial_max", args.partial_max, leaves * args.strip_rows * 4);
     add("partial_sum", args.partial_sum, leaves * args.strip_rows * 4);
     add("partial_moment", args.partial_moment, leaves * args.strip_rows * 4);
+    add("logits", args.partial_stats.logits, leaves * args.strip_rows * 4);
+    add("squares", args.partial_stats.squares, leaves * args.strip_rows * 4);
+    add("argmax", args.partial_stats.argmax, leaves * args.strip_rows * 4);
     add("target_logit", args.target_logit, args.strip_rows * 4);
     if (args.first_row == 0 && args.strip_rows > 0) {
       add("next_tile", args.next_tile, ceil_div(rows, args.strip_rows) * 4);

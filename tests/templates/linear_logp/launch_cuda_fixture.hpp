@@ -21,6 +21,7 @@ struct CudaCase {
   std::optional<double> softcap = std::nullopt;
   double logit_scale = 1.0;
   bool has_entropy = false, has_lse = false;  // backward: upstream gradients of them
+  bool has_stats = false;
   bool needs_hidden = true, needs_weight = true, needs_bias = false;
   Target target = Target::sm_100;  // the loops that gather; sm_90a has its own
   Int64 tile = 0;                  // of the constant kTile

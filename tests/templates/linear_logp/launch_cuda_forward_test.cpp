@@ -52,12 +52,17 @@ TEST_F(LaunchCudaForwardTest, SoftcapAndLogitScaleAreRoundedOnce) {
   }
 }
 
-TEST_F(LaunchCudaForwardTest, EntropyTakesAThirdPartialAndLseNone) {
+TEST_F(LaunchCudaForwardTest, EntropyTakesAThirdPartialStatisticsThreeMoreAndLseNone) {
   for (const bool has_entropy : {false, true}) {
-    for (const CudaStep& step : run({.has_entropy = has_entropy, .has_lse = true})) {
-      EXPECT_EQ(step.args.partial_moment != nullptr, has_entropy);
+    for (const bool has_stats : {false, true}) {
+      for (const CudaStep& step :
+           run({.has_entropy = has_entropy, .has_lse = true, .has_stats = has_stats})) {
+        EXPECT_EQ(step.args.partial_moment != nullptr, has_entropy);
+        EXPECT_EQ(step.args.partial_stats.argmax != nullptr, has_stats);
+        EXPECT_EQ(step.args.stats.argmax != nullptr, has_stats);
+      }
+      EXPECT_EQ(names(), "main merge");
     }
-    EXPECT_EQ(names(), "main merge");
   }
 }
 
@@ -118,7 +123,7 @@ void expect_strips(const std::vector<CudaStep>& all, const CudaCase& wanted, Int
     ASSERT_LT(Int64{all[i].blocks}, Int64{1} << 31);
     ASSERT_EQ(Int64{all[i + 1].blocks}, args.strip_rows / kLinearLogpMergeRows);
     if (args.strip_rows > tile_rows) {
-      const Int64 partial_bytes = wanted.has_entropy ? 12 : 8;
+      const Int64 partial_bytes = 8 + (wanted.has_entropy ? 4 : 0) + (wanted.has_stats ? 12 : 0);
       EXPECT_LE(args.strip_rows * leaves * partial_bytes,
                 std::min(64, wanted.budget_mib) * Int64{1} << 20);
     }
@@ -134,6 +139,7 @@ TEST_F(LaunchCudaForwardTest, RowsGoInStrips) {
         CudaCase{.rows = 262144, .vocab = 128256, .dim = 8192},
         CudaCase{.rows = 4096, .vocab = 131072, .dim = 2048},
         CudaCase{.rows = 4096, .vocab = 131072, .has_entropy = true, .budget_mib = 9},
+        CudaCase{.rows = 4096, .vocab = 131072, .has_stats = true, .budget_mib = 9},
         CudaCase{.rows = 6400, .vocab = 250000}, CudaCase{.rows = 6401, .vocab = 250000},
         CudaCase{.rows = 4096, .vocab = 131072, .budget_mib = 2},
         CudaCase{.rows = 4096, .vocab = 131072, .budget_mib = 1},

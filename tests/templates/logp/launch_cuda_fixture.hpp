@@ -21,6 +21,7 @@ struct LogpCase {
   std::optional<double> softcap = std::nullopt;
   double logit_scale = 1.0;
   bool has_entropy = false, has_lse = false;  // backward: upstream gradients of them
+  bool has_stats = false;
   bool validate_sync = false;
 };
 
@@ -53,6 +54,11 @@ class LaunchLogpTest : public LaunchFixture<LogpCudaArgs> {
     if (wanted.pass == jit::Pass::fwd) {
       call.log_prob = per_row(true);
       call.lse = per_row(wanted.has_lse);
+      if (!wanted.has_stats) return call;
+      call.max_logit = tensor(DType::f32, {wanted.rows});
+      call.argmax = tensor(DType::i64, {wanted.rows});
+      call.mean_logit = tensor(DType::f32, {wanted.rows});
+      call.sum_p2 = tensor(DType::f32, {wanted.rows});
       return call;
     }
     call.grad_output = per_row(true);
@@ -74,7 +80,8 @@ class LaunchLogpTest : public LaunchFixture<LogpCudaArgs> {
     expect_sound_workspace();
     if (!fake_.launches.empty()) {
       expect_given({&call.logits, &call.target, &call.temperature, &call.mask, &call.entropy,
-                    &call.row_max, &call.row_log_sum, &call.log_prob, &call.lse, &call.grad_output,
+                    &call.row_max, &call.row_log_sum, &call.log_prob, &call.lse, &call.max_logit,
+                    &call.argmax, &call.mean_logit, &call.sum_p2, &call.grad_output,
                     &call.grad_entropy, &call.grad_lse, &call.grad_logits, &call.unless_one});
     }
     return steps();
@@ -97,6 +104,9 @@ class LaunchLogpTest : public LaunchFixture<LogpCudaArgs> {
       arrays.add("partial_max", args.partial_max, bytes);
       arrays.add("partial_sum", args.partial_sum, bytes);
       arrays.add("partial_moment", args.partial_moment, bytes);
+      arrays.add("logits", args.partial_stats.logits, bytes);
+      arrays.add("squares", args.partial_stats.squares, bytes);
+      arrays.add("argmax", args.partial_stats.argmax, bytes);
     }
     arrays.expect_fill(workspace_);
   }

@@ -33,7 +33,8 @@ TEST_F(LaunchLogpTest, OptionsReachTheKernel) {
                         .softcap = 30.1,
                         .logit_scale = 0.0625001,
                         .has_entropy = true,
-                        .has_lse = true});
+                        .has_lse = true,
+                        .has_stats = true});
   call.temperature = view(tensor(DType::bf16, {1000}), {3});
   call.target.dtype = DType::u16;
   const auto all = run(call);
@@ -47,7 +48,7 @@ TEST_F(LaunchLogpTest, OptionsReachTheKernel) {
   EXPECT_EQ(args.softcap, 30.1f);
   EXPECT_EQ(args.inverse_softcap, 1.0f / 30.1f);
   EXPECT_EQ(args.logit_scale, 0.0625001f);
-  EXPECT_EQ(all[0].shared_bytes, 8u * 12) << "a third float a leaf";
+  EXPECT_EQ(all[0].shared_bytes, 8u * 24) << "of a leaf: a third float, and three of statistics";
   call.temperature = Tensor();
   call.temperature.value = 0.3;
   EXPECT_EQ(run(call)[0].args.inverse_temperature, 1.0f / static_cast<float>(0.3));
@@ -63,13 +64,16 @@ TEST_F(LaunchLogpTest, RowMaxAndLogSumMayBeAbsent) {
 
 TEST_F(LaunchLogpTest, FewRowsAreCutIntoPartsThatAStepMerges) {
   for (const bool has_entropy : {false, true}) {
-    const auto all = run({.rows = 4, .vocab = 152064, .has_entropy = has_entropy});
+    const bool has_stats = !has_entropy;
+    const auto all =
+        run({.rows = 4, .vocab = 152064, .has_entropy = has_entropy, .has_stats = has_stats});
     ASSERT_EQ(names(), "main merge");
     for (const LogpStep& step : all) {
       EXPECT_EQ(step.shared_bytes, 0u);
       EXPECT_EQ(step.args.part_leaves, 32) << "of 792";
       EXPECT_EQ(step.args.num_parts, 25);
       EXPECT_EQ(step.args.partial_moment != nullptr, has_entropy);
+      EXPECT_EQ(step.args.partial_stats.argmax != nullptr, has_stats);
     }
     EXPECT_EQ(all[0].blocks, 4u * 25);
     EXPECT_EQ(all[1].blocks, 4u);
@@ -111,13 +115,13 @@ TEST_F(LaunchLogpTest, PartsCoverEveryRow) {
 // What does not fit a block's shared memory goes through the workspace, however many the rows.
 TEST_F(LaunchLogpTest, SharedMemoryHoldsSoManyLeaves) {
   const Int64 most = kLogpMostSharedLeaves;
-  auto all = run({.rows = 4000, .vocab = most * 192, .has_entropy = true});
+  auto all = run({.rows = 4000, .vocab = most * 192, .has_entropy = true, .has_stats = true});
   EXPECT_EQ(names(), "main");
-  EXPECT_EQ(all[0].shared_bytes, most * 12);
+  EXPECT_EQ(all[0].shared_bytes, most * 24);
   const jit::Specialization generic =
       jit::Specialization{&templates::logp_op, jit::Pass::fwd, Target::sm_86, {1}}.generic();
-  EXPECT_EQ(logp_shared_bytes(generic), most * 12) << "what the generic kernel may ask for";
-  EXPECT_LE(most * 12, shared_limit_bytes(Target::sm_86));
+  EXPECT_EQ(logp_shared_bytes(generic), most * 24) << "what the generic kernel may ask for";
+  EXPECT_LE(most * 24, shared_limit_bytes(Target::sm_86));
   all = run({.rows = 4000, .vocab = most * 192 + 1, .has_entropy = true});
   EXPECT_EQ(names(), "main merge");
   EXPECT_EQ(all[0].shared_bytes, 0u);
