@@ -11,8 +11,10 @@ import tiny
 import torch
 import verl.models.transformers.monkey_patch as monkey_patch
 import verl.trainer.ppo.core_algos as algos
+import verl.utils.tensordict_utils as tu
 import verl.utils.torch_functional as verl_F
 from verl.workers.config.actor import PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
 
 from rlk.integrations import verl
 
@@ -116,3 +118,51 @@ def test_log_probs_where_the_engines_call_them():
     want = verl_F.logprobs_from_logits_v2(base / 0.7, ids)
     torch.testing.assert_close(log_prob, want)
     torch.testing.assert_close(grad, torch.autograd.grad(want.sum(), base)[0])
+
+
+@pytest.mark.parametrize("mode", [*MODES, "seq-mean-token-sum-norm"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_verls_ppo_loss_around_it(kind, mode):
+    """With its KL loss and its entropy bonus, which it takes off the policy loss in place."""
+    g = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([4, 2, 3])
+    total, mask = int(lengths.sum()) + 6, torch.arange(4) < lengths[:, None]
+    found = []
+    for name in (kind, KINDS[kind]):
+        g.manual_seed(0)
+        values = [-torch.rand(total, generator=g) for _ in range(2)]
+        log_prob, entropy = (x.requires_grad_() for x in values)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.long), (lengths + 2).cumsum(0)])
+        jagged = torch.nested.nested_tensor_from_jagged
+        output = {"log_probs": jagged(log_prob, offsets), "entropy": jagged(entropy, offsets)}
+        tensors = {
+            "prompts": torch.zeros(3, 2, dtype=torch.long),
+            "responses": torch.zeros(3, 4, dtype=torch.long),
+            "attention_mask": torch.cat([torch.ones(3, 2), mask], dim=1).long(),
+            "response_mask": mask,
+            **{
+                field: torch.randn(3, 4, generator=g) * 0.5 - 0.5
+                for field in ("old_log_probs", "advantages", "ref_log_prob")
+            },
+            "rollout_is_weights": torch.rand(3, 4, generator=g),
+        }
+        counts = {"dp_size": 2, "batch_num_tokens": 20, "global_batch_size": 8}
+        config = algos.ActorConfig(
+            strategy="fsdp",
+            rollout_n=1,
+            use_dynamic_bsz=True,
+            policy_loss=PolicyLossConfig(loss_mode=name),
+            loss_agg_mode=mode,
+            use_kl_loss=True,
+            kl_loss_coef=0.1,
+            entropy_coeff=0.05,
+        )
+        loss, metrics = ppo_loss(config, output, tu.get_tensordict(tensors, counts))
+        grads = torch.autograd.grad(loss, (log_prob, entropy))
+        numbers = {key: getattr(m, "values", m) for key, m in metrics.items()}
+        found.append((loss, *grads, numbers))
+    (loss, *grads, metrics), (our_loss, *our_grads, our_metrics) = found
+    torch.testing.assert_close([our_loss, *our_grads], [loss, *grads], rtol=1e-5, atol=1e-6)
+    assert our_metrics.keys() == metrics.keys()
+    for key, value in metrics.items():
+        assert our_metrics[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
