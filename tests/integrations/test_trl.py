@@ -86,9 +86,13 @@ def pairs() -> Dataset:
     )
 
 
-@pytest.mark.tried("SFT, DPO and KTO keep their own", "trl", "transformers")
-@pytest.mark.parametrize("kind", ["SFT", "DPO", "KTO"])
-def test_other_trainers(kind):
+@pytest.mark.tried("SFTTrainer, DPOTrainer, KTOTrainer, 6 steps", "trl", "transformers")
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("SFT", {}), ("DPO", {}), ("DPO", {"use_weighting": True}), ("KTO", {})],
+    ids=str,
+)
+def test_other_trainers(kind, options):
     import trl as package
 
     config, trainer = (getattr(package, f"{kind}{end}") for end in ("Config", "Trainer"))
@@ -109,12 +113,12 @@ def test_other_trainers(kind):
         return trainer(
             model,
             **({} if kind == "SFT" else {"ref_model": tiny.model("gemma2")}),
-            args=grpo.arguments(config, max_steps=4),
+            args=grpo.arguments(config, max_steps=6, **options),
             train_dataset=data,
             processing_class=tiny.tokenizer(),
         )
 
-    check(make, 4)
+    check(make, 6)
 
 
 @pytest.mark.tried("the head in bfloat16", "trl")
@@ -126,31 +130,32 @@ def test_bfloat16_is_no_farther_from_float64_than_trls():
     weight = (0.2 * torch.randn(501, 64)).bfloat16()
     targets = torch.randint(501, (300,))
     z = 0.5 * hidden.double() @ weight.double().T
-    want = torch.distributions.Categorical(logits=3 * torch.tanh(z / 3) / 0.7)
-    want = (want.log_prob(targets), want.entropy())
-    arguments = (hidden, weight, None, targets, 0.7, 128, 3.0, 0.5, ("log_probs", "entropy"))
+    z = 3 * torch.tanh(z / 3) / 0.7
+    targets[::3] = z.argmax(1)[::3]
+    want = torch.distributions.Categorical(logits=z)
+    exact = [want.log_prob(targets), want.entropy(), want.probs.square().sum(1).log(), z.mean(1)]
+    arguments = (hidden, weight, None, targets, 0.7, 128, 3.0, 0.5)
     theirs = utils._ChunkedLogProbFunction.apply(*arguments)
     trl.patch()
-    assert torch.equal(utils._ChunkedLogProbFunction.apply(*arguments)[0], theirs[0])
-    ours = utils._ChunkedLogProbFunction.apply(*arguments[:-1], trl.Outputs(arguments[-1]))
-    for near, far, exact in zip(ours[:2], theirs[:2], want, strict=True):
-        assert (near - exact).abs().max() <= (far - exact).abs().max()
-        assert (near - exact).abs().max() < 1e-5
-    assert ours[2:] == (None, None, None)
+    ours = utils._ChunkedLogProbFunction.apply(*arguments)
+    for near, far, value in zip(ours[:4], theirs[:4], exact, strict=True):
+        assert (near - value).abs().max() <= (far - value).abs().max()
+        assert (near - value).abs().max() < 1e-5
+    assert torch.equal(ours[4], z.argmax(1) == targets)
 
 
 def test_patch_comes_off():
+    import trl.kernels as kernels
     import trl.trainer.grpo_trainer as grpo_trainer
     from trl.trainer import utils
 
     def names() -> list[Any]:
-        heads = [utils._ChunkedLogProbFunction, utils.add_fused_lm_head]
-        return [*heads, grpo_trainer.add_fused_lm_head, grpo_trainer.GRPOTrainer._compute_loss]
+        heads = [kernels.ChunkedLogProbFunction, utils._ChunkedLogProbFunction]
+        return [*heads, grpo_trainer.GRPOTrainer._compute_loss]
 
     before = names()
     trl.patch()
     trl.patch()
-    same = [one is other for one, other in zip(names(), before, strict=True)]
-    assert same == [False, True, False, False]
+    assert not any(one is other for one, other in zip(names(), before, strict=True))
     trl.unpatch()
     assert names() == before

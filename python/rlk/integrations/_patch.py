@@ -35,14 +35,13 @@ class Seam(NamedTuple):
     and gives what replaces it; None: the name is only checked. `parameters` are the names that its
     signature is known to have, "a, b, c", or several such texts for several versions; None: any.
     An `optional` seam may be absent. Modules that imported a function or class by name have it
-    replaced too, unless `references` is False: then the name in this module alone is.
+    replaced too.
     """
 
     path: str
     make: Callable[[Any], Any] | None = None
     parameters: str | tuple[str, ...] | None = None
     optional: bool = False
-    references: bool = True
 
 
 class _Change(NamedTuple):
@@ -175,7 +174,7 @@ class Patch:
         old = vars(owner).get(name, _ABSENT)
         wrap = type(old) if isinstance(old, staticmethod | classmethod) else None
         self._set(owner, name, old, new if wrap is None else wrap(new))
-        if inspect.ismodule(owner) and seam.references:
+        if inspect.ismodule(owner):
             for module, other in _references(found):
                 self._set(module, other, found, new)
 

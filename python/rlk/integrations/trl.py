@@ -5,9 +5,9 @@
 
     rlk.integrations.trl.patch()
 
-GRPOTrainer and RLOOTrainer then get log-probs and entropies from `rlk.jit.linear_logp`, and
-GRPOTrainer its loss from `rlk.jit.ppo_loss`. Trainers whose metrics need more than log-probs and
-entropies of the head (SFT, DPO, KTO) keep TRL's own head.
+Trainers then get what they ask of their head (log-probs, entropies and statistics of the logits)
+from `rlk.jit.linear_logp`: those of GRPO, RLOO, SFT, DPO and KTO. GRPOTrainer gets its loss from
+`rlk.jit.ppo_loss` as well.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlk import jit
+from rlk.errors import fail
 from rlk.integrations import _trl_loss
 from rlk.integrations._patch import Patch, Seam
 from rlk.integrations.hf import in_one_dtype
@@ -22,15 +23,15 @@ from rlk.integrations.hf import in_one_dtype
 __all__ = ["patch", "unpatch"]
 
 Tensor = Any
-#: What the head here gives, in TRL's order of results.
-GIVEN = ("log_probs", "entropy")
-NUM_RESULTS = 5
+#: What a head gives beside log-probs, in TRL's order of results.
+OPTIONAL = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+STATISTICS = frozenset(OPTIONAL[1:])
 
 
 def patch(*, allow_untried: bool = False) -> None:
     """Puts rlk into TRL; a second call does nothing.
 
-    Call it before a trainer is made: its head is then marked as one to replace. Every option of
+    Call it before a trainer is made or after: each step looks the functions up. Every option of
     GRPOConfig keeps its meaning, and every metric its name and value.
 
     Args:
@@ -57,36 +58,13 @@ def unpatch() -> None:
     PATCH.off()
 
 
-class Outputs(tuple[str, ...]):
-    """What a trainer asks of its head, of one that asks for no more than is given here.
-
-    A policy and its reference have one head: in DPO the policy's is TRL's, which gives more, and
-    with another one beside it their equal log-probs would differ by rounding.
-    """
-
-
-def make_add_head(original: Any) -> Any:
-    """Of the modules of GRPOTrainer and RLOOTrainer, for their policies and references."""
-
-    def add_fused_lm_head(
-        model: Any,
-        temperature: float = 1.0,
-        cast_lm_head_to_fp32: bool = False,
-        outputs: tuple[str, ...] = ("log_probs",),
-    ) -> None:
-        original(model, temperature, cast_lm_head_to_fp32, Outputs(outputs))
-
-    return add_fused_lm_head
-
-
 def make_head(original: Any) -> Any:
     """A stand-in for TRL's autograd function of the head, which is called by `apply` alone."""
 
     class LinearLogp:
-        """`rlk.jit.linear_logp` for heads of `make_add_head`, else TRL's own."""
+        """`rlk.jit.linear_logp` by TRL's arguments and results."""
 
         forward = original.forward
-        trl = original
 
         @staticmethod
         def apply(
@@ -98,15 +76,11 @@ def make_head(original: Any) -> Any:
             chunk_size: int,
             final_logit_softcapping: float | None = None,
             logit_scale: float = 1.0,
-            outputs: tuple[str, ...] | None = None,
-        ) -> Any:
-            if not isinstance(outputs, Outputs) or not set(outputs) <= set(GIVEN):
-                rest = () if outputs is None else (outputs,)
-                return original.apply(
-                    *(hidden, weight, bias, targets, temperature, chunk_size),
-                    *(final_logit_softcapping, logit_scale),
-                    *rest,
-                )
+            outputs: tuple[str, ...] = OPTIONAL,
+        ) -> tuple[Tensor | None, ...]:
+            unknown = sorted(set(outputs) - {"log_probs", *OPTIONAL})
+            if unknown:
+                fail("trl", "outputs", ", ".join(OPTIONAL), ", ".join(unknown))
             hidden, weight, bias = in_one_dtype(hidden, weight, bias)
             result = jit.linear_logp(
                 hidden,
@@ -118,9 +92,20 @@ def make_head(original: Any) -> Any:
                 logit_scale=logit_scale,
                 ignore_index=None,
                 return_entropy="entropy" in outputs,
+                return_stats=not STATISTICS.isdisjoint(outputs),
             )
-            found = (result.log_prob, result.entropy) if "entropy" in outputs else (result, None)
-            return (*found, *(None,) * (NUM_RESULTS - len(found)))
+            log_probs = getattr(result, "log_prob", result)
+            stats = getattr(result, "stats", None)
+            found: dict[str, Tensor] = {}
+            if "entropy" in outputs:
+                found["entropy"] = result.entropy
+            if stats is not None:
+                found["log_sum_sq_probs"] = stats.sum_p2.log()
+                found["mean_logits"] = stats.mean_logit
+                # Of equal logits the first is the argmax, in TRL as here.
+                found["is_top1"] = stats.argmax == targets
+            others = (found.get(name) if name in outputs else None for name in OPTIONAL)
+            return log_probs, *others
 
     return LinearLogp
 
@@ -137,15 +122,6 @@ PATCH = Patch(
             "logit_scale, outputs",
         ),
         Seam("trl.trainer.utils:_ChunkedLogProbFunction", make_head),
-        *(
-            Seam(
-                f"trl.trainer.{name}_trainer:add_fused_lm_head",
-                make_add_head,
-                "model, temperature, cast_lm_head_to_fp32, outputs",
-                references=False,
-            )
-            for name in ("grpo", "rloo")
-        ),
         Seam(
             "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
             lambda original: _trl_loss.compute_loss,

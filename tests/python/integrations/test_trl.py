@@ -70,16 +70,12 @@ def package(monkeypatch):
         )
         apply = staticmethod(lambda *arguments: ("theirs", *arguments))
 
-    add_head = signature(
-        "model, temperature, cast_lm_head_to_fp32, outputs", lambda given: given["model"](given)
-    )
     modules = {
         "trl": {"__version__": "1.16.2"},
         "trl.kernels": {"ChunkedLogProbFunction": Function},
         "trl.trainer": {},
-        "trl.trainer.utils": {"_ChunkedLogProbFunction": Function, "add_fused_lm_head": add_head},
-        "trl.trainer.grpo_trainer": {"GRPOTrainer": GRPOTrainer, "add_fused_lm_head": add_head},
-        "trl.trainer.rloo_trainer": {"add_fused_lm_head": add_head},
+        "trl.trainer.utils": {"_ChunkedLogProbFunction": Function},
+        "trl.trainer.grpo_trainer": {"GRPOTrainer": GRPOTrainer},
     }
     made = {}
     for name, values in modules.items():
@@ -320,8 +316,17 @@ def test_words_that_are_not_known_are_refused(package, outputs, name):
         trainer._compute_loss(None, inputs)
 
 
-def test_head_is_replaced_where_no_more_is_asked_for(package):
-    """And in the trainers that patch() is for: DPO's reference asks for log-probs alone too."""
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        ("log_probs",),
+        ("log_probs", "entropy"),
+        ("log_probs", "entropy", "is_top1"),
+        ("log_probs", "entropy", "mean_logits"),
+        None,
+    ],
+)
+def test_head_gives_what_is_asked_for(package, outputs):
     trl.patch()
     head = package["trl.trainer.utils"]._ChunkedLogProbFunction
     assert package["trl.kernels"].ChunkedLogProbFunction is head
@@ -329,23 +334,32 @@ def test_head_is_replaced_where_no_more_is_asked_for(package):
     hidden = torch.randn(9, 8, requires_grad=True)
     weight, bias = torch.randn(11, 8, dtype=torch.float64), torch.randn(11)
     targets = torch.randint(11, (9,))
-    given = (hidden, weight, bias, targets, 0.7, 256, 3.0, 0.5)
     z = 3 * torch.tanh(0.5 * (hidden.double() @ weight.T + bias) / 3) / 0.7
+    targets[::2] = z.argmax(1)[::2]
+    given = (hidden, weight, bias, targets, 0.7, 256, 3.0, 0.5)
+    got = head.apply(*given) if outputs is None else head.apply(*given, outputs)
     want = torch.distributions.Categorical(logits=z)
+    values = {
+        "log_probs": want.log_prob(targets),
+        "entropy": want.entropy(),
+        "log_sum_sq_probs": want.probs.square().sum(1).log(),
+        "mean_logits": z.mean(1),
+        "is_top1": z.argmax(1) == targets,
+    }
+    for (name, value), ours in zip(values.items(), got, strict=True):
+        if outputs is not None and name not in outputs:
+            assert ours is None
+        elif name == "is_top1":
+            assert torch.equal(ours, value)
+        elif name in ("log_probs", "entropy"):
+            same(ours.sum(), value.float().sum(), hidden)
+        else:
+            torch.testing.assert_close(ours, value.float().detach(), rtol=1e-5, atol=1e-5)
+            assert not ours.requires_grad
 
-    def asked(module: str, *outputs: str) -> Any:
-        """What the head of a trainer in this module gives, that asks for these."""
-        seen = {}
-        package[f"trl.trainer.{module}"].add_fused_lm_head(seen.update, 0.7, outputs=outputs)
-        assert seen["temperature"] == 0.7
-        return head.apply(*given, seen["outputs"])
 
-    for module in ("grpo_trainer", "rloo_trainer"):
-        log_probs, entropy, *rest = asked(module, "log_probs", "entropy")
-        same(log_probs.sum(), want.log_prob(targets).float().sum(), hidden)
-        same(entropy.sum(), want.entropy().float().sum(), hidden)
-        assert rest == [None] * 3
-        assert asked(module, "log_probs")[1:] == (None,) * 4
-        assert asked(module, "log_probs", "mean_logits")[0] == "theirs"
-    assert asked("utils", "log_probs") == ("theirs", *given, ("log_probs",))
-    assert head.apply(*given) == ("theirs", *given)
+def test_outputs_that_are_not_known_are_refused(package):
+    trl.patch()
+    head = package["trl.trainer.utils"]._ChunkedLogProbFunction
+    with pytest.raises(rlk.InvalidArgument, match=r"trl: outputs: expected .*, got logits"):
+        head.apply(None, None, None, None, 1.0, 1, outputs=("logits",))
