@@ -3,29 +3,29 @@
 
 from __future__ import annotations
 
+import sys
 import typing
+from types import SimpleNamespace
 from typing import Any
 
 import losses
 import pytest
-import sources
 import tiny
 import torch
 import typing_extensions
 
+from rlk.integrations import skyrl as rlk_skyrl
+
 typing.TypedDict = typing_extensions.TypedDict  # pydantic wants this one on Python 3.11
-ppo_utils = sources.load("skyrl.backends.skyrl_train.utils.ppo_utils", "flash_attn vllm")
-model_wrapper = sources.load("skyrl.backends.skyrl_train.workers.model_wrapper", "")
-import skyrl.backends.skyrl_train.utils.torch_utils as torch_utils  # noqa: E402
+# Of a package that builds on a GPU machine alone; for packed sequences, which are not tried here.
+sys.modules["flash_attn.bert_padding"] = SimpleNamespace(pad_input=None, unpad_input=None)
+import skyrl.backends.skyrl_train.utils.ppo_utils as ppo_utils  # noqa: E402
+import skyrl.backends.skyrl_train.workers.model_wrapper as model_wrapper  # noqa: E402
 from skyrl.train.config import AlgorithmConfig  # noqa: E402
-
-from rlk.integrations import skyrl  # noqa: E402
-
-torch_utils.FLASH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = False  # it is a stand-in
 
 pytestmark = pytest.mark.tried("policy losses and log-probs", "skyrl")
 
-KINDS = {kind: name for name, kind in skyrl.KINDS.items()}
+KINDS = {kind: name for name, kind in rlk_skyrl.KINDS.items()}
 #: The first of each is the default. What begins with a dot is of off_policy_correction.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "policy_loss_type": tuple(KINDS),
@@ -55,11 +55,11 @@ if hasattr(AlgorithmConfig().cispo, "cispo_anchor"):
     CHOICES["cispo.cispo_anchor"] = ("old", "rollout")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def patched() -> Any:
-    skyrl.patch()
+    rlk_skyrl.patch()
     yield
-    skyrl.unpatch()
+    rlk_skyrl.unpatch()
 
 
 def config(options: dict[str, Any]) -> Any:
@@ -139,8 +139,7 @@ def test_the_model_wrapper(name, asks):
     ids = torch.randint(3, tiny.VOCAB, (2, 9), generator=torch.Generator().manual_seed(0))
     found = []
     for is_on in (True, False):
-        if not is_on:
-            skyrl.unpatch()
+        (rlk_skyrl.patch if is_on else rlk_skyrl.unpatch)()
         model = tiny.model(name)
         wrapper = model_wrapper.HFModelWrapper(model)
         log_prob, out = wrapper(
