@@ -146,3 +146,29 @@ def test_other_adapters_are_refused_by_name(config, words):
     model = peft.get_peft_model(tiny.model("llama"), config)
     with pytest.raises(rlk.Unsupported, match=f"(?i)hf.head: lm_head: .*{words}"):
         hf.head(model)
+
+
+@pytest.fixture
+def mesh():
+    """One process as a group of one."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29631", world_size=1, rank=0)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.tried("a head that FSDP 2 has sharded", "transformers")
+def test_a_sharded_head_is_refused_until_it_is_whole(mesh):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, ids = tiny.model("gemma2"), tokens()
+    want = theirs(model, ids, 1.0)[0].detach()
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1].detach()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(rlk.Unsupported, match=r"hf.head: lm_head: .*full_tensor\(\).*a DTensor"):
+        hf.linear_logp(model, hidden, ids[:, 1:])
+    model.unshard()
+    got = hf.linear_logp(model, hidden, ids[:, 1:])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import grpo
@@ -28,18 +32,24 @@ def history(make: Any) -> list[dict[str, Any]]:
     torch.manual_seed(5)
     trainer = make()
     trainer.train()
-    trainer.evaluate() if trainer.eval_dataset is not None else None
+    return of_steps(trainer.state.log_history)
+
+
+def of_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in row.items() if not any(word in key for word in UNLIKE)}
-        for row in trainer.state.log_history
+        for row in rows
     ]
 
 
 def check(make: Any, num_steps: int) -> None:
-    """Losses within 1e-5, or within the rounding errors of the terms that cancel in them."""
     theirs = history(make)
     trl.patch()
-    ours = history(make)
+    compare(theirs, history(make), num_steps)
+
+
+def compare(theirs: list[dict[str, Any]], ours: list[dict[str, Any]], num_steps: int) -> None:
+    """Losses within 1e-5, or within the rounding errors of the terms that cancel in them."""
     assert len(theirs) >= num_steps
     for step, (their_row, our_row) in enumerate(zip(theirs, ours, strict=True)):
         assert their_row.keys() == our_row.keys()
@@ -55,6 +65,20 @@ def check(make: Any, num_steps: int) -> None:
 def test_grpo(name):
     options = {"num_iterations": 2, "gradient_accumulation_steps": 2}
     check(lambda: grpo.trainer(tiny.model(name), **options), 20)
+
+
+@pytest.mark.tried("GRPOTrainer in two processes, DDP", "trl", "accelerate")
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_two_ranks(loss_type, tmp_path):
+    found = []
+    for mode in ("off", "on"):
+        script, file = Path(__file__).with_name("two_ranks.py"), tmp_path / mode
+        start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        command = [sys.executable, "-W", "ignore", *start, script, mode, loss_type, file]
+        subprocess.run(command, check=True, timeout=500)
+        found.append(json.loads(file.read_text()))
+    assert [one["ranks"] for one in found] == [2, 2]
+    compare(of_steps(found[0]["logs"]), of_steps(found[1]["logs"]), 6)
 
 
 @pytest.mark.tried("RLOOTrainer, 10 steps", "trl", "transformers")
