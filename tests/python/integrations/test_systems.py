@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+from devices import torch_name
 from dialects import SETS, Set
 
 import rlk
@@ -16,7 +17,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from rlk.integrations import areal, liger, nemo_rl, slime  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("generic")
+pytestmark = pytest.mark.usefixtures("device", "generic")
 
 
 class Got(NamedTuple):
@@ -26,7 +27,7 @@ class Got(NamedTuple):
 
 def tensors(one: Set) -> SimpleNamespace:
     """The inputs; advantages [B, T]."""
-    t = {name: torch.from_numpy(x.copy()) for name, x in one.inputs.items()}
+    t = {name: torch.from_numpy(x.copy()).to(torch_name()) for name, x in one.inputs.items()}
     rows = len(t["log_probs"])
     t["advantages"] = t["advantages"].reshape(rows, -1).expand_as(t["log_probs"]).clone()
     for name in ("log_probs", "entropy"):
@@ -51,7 +52,7 @@ def of_nemo(one: Set, t: Any) -> Got:
 
     data = {
         "token_mask": shifted(t.mask),
-        "sample_mask": torch.ones(len(t.mask)),
+        "sample_mask": torch.ones_like(t.mask[:, 0]),
         "advantages": shifted(t.advantages),
         "prev_logprobs": shifted(t.old_log_probs),
         "generation_logprobs": shifted(t.rollout),
@@ -70,8 +71,10 @@ def of_areal(one: Set, t: Any, is_packed: bool = False) -> Got:
         return x.reshape(-1) if is_packed else x
 
     if is_packed:
-        rows, length = mask.shape
-        shared["cu_seqlens"] = torch.arange(rows + 1, dtype=torch.int32) * length
+        length = mask.shape[1]
+        shared["cu_seqlens"] = torch.arange(
+            0, mask.numel() + 1, length, dtype=torch.int32, device=mask.device
+        )
     parts = [flat(x) for x in (t.log_probs, t.old_log_probs)]
     if o["loss"] == "sapo":
         taus = (o["tau_pos"], o["tau_neg"])
@@ -187,7 +190,7 @@ def test_loss_gradients_and_metrics_of_the_source(run, one: Set):
     for name, of in (("grad", t.log_probs), ("grad_entropy", t.entropy)):
         if want.get(name) is not None:
             exact = torch.tensor(want[name])
-            assert (of.grad - exact).abs().max() <= 1e-5 * exact.abs().max(), name
+            assert (of.grad.cpu() - exact).abs().max() <= 1e-5 * exact.abs().max(), name
 
 
 def test_every_set_is_run():
