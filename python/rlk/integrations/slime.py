@@ -122,7 +122,9 @@ def policy_loss_of_log_probs(
         weights = found.weights if weights is None else weights * found.weights
         reduce, masks = found.reduce, found.masks
         of_tokens = {"ois": log_ratio.exp(), **found.logged}
-        logged |= {name: sum_of_sample_mean(x) for name, x in of_tokens.items()}
+        logged |= {
+            name: sum_of_sample_mean(torch.where(mask, x, 0.0)) for name, x in of_tokens.items()
+        }
     # A loss is linear in the advantages for weights of 0 and more.
     weighted = advantages if weights is None else advantages * weights
     bonus = torch.cat(list(entropy), dim=0)
@@ -142,24 +144,28 @@ def policy_loss_of_log_probs(
         nothing: dict[str, Any] = {"advantages": zeros, "policy_loss": "gpg"}
         rest, parts = jit.ppo_loss(current, **shared, **nothing, **others)
         loss, pg_loss = pg + rest, pg.detach()
+
+    def logged_mean(values: Tensor) -> Tensor:
+        return reduce(torch.where(mask, values, 0.0))  # inactive tokens may hold NaN
+
     with torch.no_grad():
         metrics = {
             "loss": loss.detach(),
             "pg_loss": pg_loss,
-            "entropy_loss": reduce(bonus.detach()),
-            "pg_clipfrac": reduce(_is_clipped(args, log_ratio, advantages).float()),
-            "ppo_kl": reduce(-log_ratio),
+            "entropy_loss": logged_mean(bonus.detach()),
+            "pg_clipfrac": logged_mean(_is_clipped(args, log_ratio, advantages).float()),
+            "ppo_kl": logged_mean(-log_ratio),
         }
         if batch.get("rollout_log_probs"):
             behind = constant if args.use_rollout_logprobs else old
             gap = (behind - torch.cat(batch["rollout_log_probs"], dim=0)).abs()
-            metrics["train_rollout_logprob_abs_diff"] = reduce(gap)
+            metrics["train_rollout_logprob_abs_diff"] = logged_mean(gap)
         if args.use_kl_loss:
             metrics["kl_loss"] = parts.kl_loss
             if args.kl_loss_coef == 0:  # logged all the same
                 metrics["kl_loss"] = _logged_kl(args, batch, constant, shared, others)
         if batch.get("opd_reverse_kl"):
-            logged["opd_reverse_kl"] = reduce(torch.cat(batch["opd_reverse_kl"], dim=0))
+            logged["opd_reverse_kl"] = logged_mean(torch.cat(batch["opd_reverse_kl"], dim=0))
     return loss, {**metrics, **logged}
 
 

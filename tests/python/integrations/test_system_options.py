@@ -133,6 +133,25 @@ def test_batches_without_tokens(b):
         assert grad is None or not grad.any()
 
 
+def test_inactive_tokens_may_hold_nan(b):
+    """In metrics too."""
+    losses = []
+    for fill in (0.0, float("nan")):
+        own = {n: torch.where(b.mask, getattr(b, n).detach(), fill) for n in ("old", "rollout")}
+        log_probs = torch.where(b.mask, b.log_probs.detach(), fill).requires_grad_()
+        one = SimpleNamespace(**{**vars(b), **own, "log_probs": log_probs})
+        tensors = (log_probs, one.old, one.rollout, one.advantages, 0.2, one.mask)
+        config = SimpleNamespace(**{**REJECTION, "upper": 1.2, "lower": 0.8})
+        loss, stat = areal.ppo_actor_loss_fn(*tensors, rejection_sampling=config)
+        results = [loss, *(x[b.mask] for x in stat.values() if torch.is_tensor(x))]
+        tis = {"use_tis": True, "tis_clip": 2.0, "tis_clip_low": 0.0}
+        for found in (of_nemo(one), of_slime(one), of_slime(one, **tis)):
+            results += [found[0], *map(torch.as_tensor, found[1].values())]
+        losses.append(results)
+    for plain, filled in zip(*losses, strict=True):
+        assert torch.equal(plain, filled)
+
+
 REJECTION = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean"}
 
 
