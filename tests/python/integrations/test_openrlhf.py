@@ -103,6 +103,16 @@ def test_gates_of_0_11_2(batch, gating, level):
     assert filtered.item() == pytest.approx(share)
 
 
+@pytest.mark.parametrize("gating", ["ratio", "binary_kl", "tv"])
+@pytest.mark.parametrize("level", ["token", "seq"])
+def test_masked_tokens_may_hold_anything(batch, gating, level):
+    options = {"is_correction_level": level, "is_correction_gating": gating}
+    options["is_correction_threshold"] = (0.9, 1.1) if gating == "ratio" else (0.0, 0.05)
+    mask = batch[3]
+    filled = [torch.where(mask, x, torch.nan) if x is not mask else x for x in batch]
+    assert run(filled, **options) == run(batch, **options)
+
+
 def test_clip_of_0_11_2_is_tis(batch):
     bounds = (0.9, 1.1)
     newer = run(

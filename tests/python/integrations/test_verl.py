@@ -103,6 +103,15 @@ def test_without_an_active_token(kind, batch):
     assert all(value == 0 for value in metrics.values())
 
 
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_masked_tokens_may_hold_anything(kind, batch):
+    old, log_prob, advantages, mask = batch
+    weights = torch.rand(4, 7)
+    want = run(kind, (old, log_prob.detach(), advantages, mask), weights=weights)
+    filled = [torch.where(mask, x.detach(), torch.nan) for x in (*batch[:3], weights)]
+    assert run(kind, (*filled[:3], mask), weights=filled[3]) == want
+
+
 def test_weights_of_0_leave_the_metrics_alone(batch):
     want = run("ppo", batch)[1]
     loss, metrics = run("ppo", batch, weights=torch.zeros(4, 7))
