@@ -14,7 +14,8 @@ foreach(library fake_cuda fake_cuda_11)
   target_compile_definitions(${library} PRIVATE RLK_FAKE_CUDA="")
 endforeach()
 foreach(test runtime_cuda_test jit_test templates_test templates_linear_logp_test
-        templates_logp_test templates_ppo_loss_test templates_ratio_kl_test templates_grpo_loss_test cli_test)
+        templates_logp_test templates_ppo_loss_test templates_ratio_kl_test templates_grpo_loss_test
+        templates_det_gemm_test cli_test)
   add_dependencies(${test} fake_cuda fake_cuda_11)
   target_compile_definitions(${test} PRIVATE
     RLK_FAKE_CUDA="$<TARGET_FILE:fake_cuda>" RLK_FAKE_CUDA_11="$<TARGET_FILE:fake_cuda_11>")

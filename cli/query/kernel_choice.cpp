@@ -128,8 +128,10 @@ std::string names_of(const std::vector<Target>& targets) {
 
 std::vector<jit::ModelShape> chosen_shapes(const KernelChoice& choice) {
   std::vector<jit::ModelShape> shapes;
+  jit::ShapeOptions options = choice.shape;
+  options.linears = !choice.ops.empty();  // few want det_gemm's kernels, which are many
   for (const std::string& model : choice.models) {
-    shapes.push_back(jit::read_model_shape(model, templates::ops(), choice.shape));
+    shapes.push_back(jit::read_model_shape(model, templates::ops(), options));
   }
   return shapes;
 }

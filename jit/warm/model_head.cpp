@@ -301,6 +301,8 @@ class Head {
 
 }  // namespace
 
+const nlohmann::json& text_part(const ConfigFile& file) { return *path_to_text(file.root).back(); }
+
 ModelShape read_head(const ConfigFile& file, const std::optional<std::int64_t>& vocab) {
   return Head(file).read(vocab);
 }

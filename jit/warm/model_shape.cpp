@@ -5,6 +5,7 @@
 #include "jit/op.hpp"
 #include "jit/warm/config_file.hpp"
 #include "jit/warm/model_head.hpp"
+#include "jit/warm/model_linears.hpp"
 #include "runtime/error.hpp"
 
 #include <algorithm>
@@ -67,13 +68,37 @@ std::optional<ModelShape> parse_sizes(const std::string& word, std::span<const O
   return shape;
 }
 
+// "K=4096,N=12288" in any order.
+std::optional<ModelShape> parse_linear(const std::string& word) {
+  if (!word.starts_with("K=") && !word.starts_with("N=")) return std::nullopt;
+  const std::size_t comma = std::min(word.find(','), word.size());
+  const auto first = std::string_view(word).substr(0, comma);
+  const auto second = std::string_view(word).substr(std::min(comma + 1, word.size()));
+  const bool is_turned = word.starts_with("N=");
+  const auto inputs = value_of<std::int64_t>(is_turned ? second : first, "K=");
+  const auto outputs = value_of<std::int64_t>(is_turned ? first : second, "N=");
+  const auto is_size = [](const std::optional<std::int64_t>& size) {
+    return size && *size >= 1 && *size <= k_most_vocab;
+  };
+  if (!is_size(inputs) || !is_size(outputs)) {
+    throw InvalidArgument("model: {}: expected K=4096,N=12288, got \"{}\"", word, word);
+  }
+  ModelShape shape;
+  shape.linears = {{*inputs, *outputs}};
+  return shape;
+}
+
 ModelShape read_whole_shape(const std::string& word, std::span<const Op* const> ops,
                             const ShapeOptions& options) {
+  if (auto shape = parse_linear(word)) return *shape;
   if (auto shape = parse_sizes(word, ops)) {
     if (options.vocab) shape->vocab = *options.vocab;
     return *shape;
   }
-  return read_head(read_config_file(word), options.vocab);
+  const ConfigFile file = read_config_file(word);
+  ModelShape shape = read_head(file, options.vocab);
+  if (options.linears) shape.linears = read_linears(file);
+  return shape;
 }
 
 }  // namespace

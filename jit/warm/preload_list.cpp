@@ -19,8 +19,8 @@ namespace fs = std::filesystem;
 
 bool is_model(const std::string& word) {
   std::error_code error;
-  return word.starts_with("V=") || word.starts_with("D=") || word.ends_with(".json") ||
-         fs::is_directory(word, error);
+  return word.starts_with("V=") || word.starts_with("D=") || word.starts_with("K=") ||
+         word.starts_with("N=") || word.ends_with(".json") || fs::is_directory(word, error);
 }
 
 std::vector<Wanted> wanted_of_model(const std::string& word, Target target, TuningOf tuning_of,

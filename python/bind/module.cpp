@@ -16,4 +16,5 @@ PYBIND11_MODULE(_core, module) {
   rlk::bind::bind_ppo_loss(module);
   rlk::bind::bind_grpo_loss(module);
   rlk::bind::bind_group_advantages(module);
+  rlk::bind::bind_det_gemm(module);
 }

@@ -25,5 +25,6 @@ void bind_ratio_kl(py::module_& module);
 void bind_ppo_loss(py::module_& module);
 void bind_grpo_loss(py::module_& module);
 void bind_group_advantages(py::module_& module);
+void bind_det_gemm(py::module_& module);
 
 }  // namespace rlk::bind

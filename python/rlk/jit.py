@@ -15,6 +15,7 @@ from rlk._ops.common import (  # noqa: F401
     LogpStatsResult,
     Tensor,
 )
+from rlk._ops.det_gemm import DetGemmGrads, det_gemm, det_gemm_backward, linear
 from rlk._ops.explain import explain
 from rlk._ops.group_advantages import group_advantages
 from rlk._ops.grpo_loss import GrpoLoss, grpo_loss, grpo_loss_backward
@@ -26,6 +27,7 @@ from rlk._warm_and_preload import Preloaded, Warmed, preload, warm
 
 __all__ = [
     "CacheInfo",
+    "DetGemmGrads",
     "Explanation",
     "GrpoLoss",
     "LinearLogpGrads",
@@ -40,10 +42,13 @@ __all__ = [
     "cache_info",
     "check_errors",
     "configure",
+    "det_gemm",
+    "det_gemm_backward",
     "explain",
     "group_advantages",
     "grpo_loss",
     "grpo_loss_backward",
+    "linear",
     "linear_logp",
     "linear_logp_backward",
     "logp",

@@ -90,6 +90,10 @@ enum class JitOption : int { error_log = 5, error_log_bytes = 6 };
   X(mem_free_async, cuMemFreeAsync, (std::uint64_t address, Stream))                          \
   X(memset_d8_async, cuMemsetD8Async,                                                         \
     (std::uint64_t address, unsigned char value, std::size_t bytes, Stream))                  \
+  X(memset_d16_async, cuMemsetD16Async,                                                       \
+    (std::uint64_t address, unsigned short value, std::size_t count, Stream))                 \
+  X(memset_d32_async, cuMemsetD32Async,                                                       \
+    (std::uint64_t address, unsigned value, std::size_t count, Stream))                       \
   X(tensor_map_encode_tiled, cuTensorMapEncodeTiled,                                          \
     (void* map, int element_type, unsigned rank, void* address, const std::uint64_t* sizes,   \
      const std::uint64_t* strides_bytes, const std::uint32_t* box,                            \

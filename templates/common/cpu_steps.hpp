@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <new>
 
@@ -47,22 +48,33 @@ class DefaultFloatMode {
   unsigned before_;
 };
 
-// body(begin, end) over the pool, in chunks that cover `items`; a step of little cost, in
-// operations, stays on this thread.
+// body(begin, end, worker) over the pool, in chunks that cover `items`; a step of little cost, in
+// operations, stays on this thread. Workers are below max_workers.
 template <class Body>
-void run_items(std::int64_t items, std::int64_t item_cost, const Body& body) {
+void run_items_by_worker(std::int64_t items, std::int64_t item_cost, int max_workers,
+                         const Body& body) {
   constexpr std::int64_t k_inline_cost = 200'000, k_chunk_cost = 100'000;
   if (items <= 0) return;
   if (items * item_cost <= k_inline_cost) {
     const DefaultFloatMode mode;
-    body(0, items);
+    body(0, items, 0);
     return;
   }
   const std::int64_t grain = std::max<std::int64_t>(1, k_chunk_cost / item_cost);
-  runtime::ThreadPool::instance().run(items, grain, [&](std::int64_t begin, std::int64_t end, int) {
-    const DefaultFloatMode mode;
-    body(begin, end);
-  });
+  runtime::ThreadPool::instance().run(
+      items, grain,
+      [&](std::int64_t begin, std::int64_t end, int worker) {
+        const DefaultFloatMode mode;
+        body(begin, end, worker);
+      },
+      max_workers);
+}
+
+// The same of a body that needs no worker's number.
+template <class Body>
+void run_items(std::int64_t items, std::int64_t item_cost, const Body& body) {
+  run_items_by_worker(items, item_cost, std::numeric_limits<int>::max(),
+                      [&](std::int64_t begin, std::int64_t end, int) { body(begin, end); });
 }
 
 }  // namespace rlk::templates

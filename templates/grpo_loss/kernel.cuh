@@ -10,7 +10,7 @@
 //   as in logp/kernel.cuh, but for kEntropy and kStats
 // Macro: RLK_BACKWARD, 1: there is no other pass.
 //
-// Steps in launch order, each one argument by value: LogpCudaCopy for pack, GrpoLossCudaArgs for
+// Steps in launch order, each one argument by value: CudaCopy for pack, GrpoLossCudaArgs for
 // main. Results follow no grid.
 //                            grid                           if
 //   rlk_grpo_loss_bwd_pack   any x 256                      a row array needs a copy
@@ -161,7 +161,7 @@ RLK_DEVICE void look_at_active_row(const GrpoArgs& a, Int64 row) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    rlk_grpo_loss_bwd_pack(const __grid_constant__ LogpCudaCopy copy) {
+    rlk_grpo_loss_bwd_pack(const __grid_constant__ CudaCopy copy) {
   pack(copy);
 }
 

@@ -125,7 +125,7 @@ void launch_grpo_loss(const LoadedKernel& kernel, const jit::OpCall& base,
                  static_cast<unsigned>(shared_bytes)},
                 arguments);
   };
-  for (LogpCudaCopy copy : plan.copies.all()) {
+  for (CudaCopy copy : plan.copies.all()) {
     launch(k_pack, std::min<Int64>(copy.num_rows, 1024), 256, copy, 0);
   }
   launch(k_main, std::min<Int64>(args.num_rows, k_most_blocks), rows.threads, args,

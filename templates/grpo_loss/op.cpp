@@ -30,6 +30,7 @@ std::vector<jit::Specialization> generic_variants(Target target) {
 
 std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,
                                                 jit::Pass pass, Target target, const jit::Tuning&) {
+  if (shape.vocab == 0) return {};
   auto variants = logp_model_variants(templates::grpo_loss_op, GrpoLossCall(), shape, dtype, pass,
                                       target);  // throws for a wrong number of any pass
   const bool has_kernel = !entries(pass, backend(target)).empty();

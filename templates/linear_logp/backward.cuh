@@ -6,7 +6,7 @@
 
 namespace rlk {
 
-constexpr LinearLogpCudaTile kGradientTile = linear_logp_cuda_gradient_tile(kX, RLK_SHARED_LIMIT);
+constexpr CudaTile kGradientTile = linear_logp_cuda_gradient_tile(kX, RLK_SHARED_LIMIT);
 using GradientShape = Shape<kGradientTile.rows, kGradientTile.cols, kGradientTile.k,
                             kGradientTile.stages, kGradientTile.warp_rows, kGradientTile.warp_cols>;
 constexpr int kChunk = 16 / sizeof(T);  // elements that one copy moves
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    rlk_linear_logp_bwd_pack(const __grid_constant__ rlk::LogpCudaCopy copy) {
+    rlk_linear_logp_bwd_pack(const __grid_constant__ rlk::CudaCopy copy) {
   rlk::pack(copy);
 }
 

@@ -4,35 +4,26 @@
 #pragma once
 
 #include "common/cuda/tensor_map.h"
+#include "common/cuda/tile.h"
 #include "common/logp/cuda_args.h"
 
 namespace rlk {
 
-// A block computes a tile of rows x cols with sums cut into stages of k terms.
-struct LinearLogpCudaTile {
-  int rows, cols, k, stages, warp_rows, warp_cols;
-  int blocks;  // of an SM, that registers are left for
-  constexpr int threads() const { return 32 * warp_rows * warp_cols; }
-  constexpr int shared_bytes(int element_bytes) const {
-    return (rows + cols) * k * stages * element_bytes;
-  }
-};
-
 // x: code of the storage type (1 fp32, 2 bf16, 3 fp16); shared_limit: most shared bytes a block of
 // the target may have (99, 163 or 227 KiB). Results do not depend on any of it but the leaf.
 // Logits: one leaf wide, warps of 64 x 96 so that shared memory keeps up with mma.sync.
-constexpr LinearLogpCudaTile linear_logp_cuda_logits_tile(int x, int shared_limit) {
-  return x == 1                      ? LinearLogpCudaTile{64, 192, 32, 2, 4, 2, 1}
-         : shared_limit >= 227 << 10 ? LinearLogpCudaTile{256, 192, 64, 3, 4, 2, 1}
-         : shared_limit >= 163 << 10 ? LinearLogpCudaTile{256, 192, 32, 5, 4, 2, 1}
-                                     : LinearLogpCudaTile{256, 192, 32, 3, 4, 2, 1};
+constexpr CudaTile linear_logp_cuda_logits_tile(int x, int shared_limit) {
+  return x == 1                      ? CudaTile{64, 192, 32, 2, 4, 2, 1}
+         : shared_limit >= 227 << 10 ? CudaTile{256, 192, 64, 3, 4, 2, 1}
+         : shared_limit >= 163 << 10 ? CudaTile{256, 192, 32, 5, 4, 2, 1}
+                                     : CudaTile{256, 192, 32, 3, 4, 2, 1};
 }
 // Both gradients.
-constexpr LinearLogpCudaTile linear_logp_cuda_gradient_tile(int x, int shared_limit) {
-  return x == 1                      ? LinearLogpCudaTile{64, 192, 32, 2, 4, 2, 1}
-         : shared_limit >= 227 << 10 ? LinearLogpCudaTile{256, 128, 64, 4, 4, 2, 1}
-         : shared_limit >= 163 << 10 ? LinearLogpCudaTile{256, 128, 64, 3, 4, 2, 1}
-                                     : LinearLogpCudaTile{256, 128, 64, 2, 4, 2, 1};
+constexpr CudaTile linear_logp_cuda_gradient_tile(int x, int shared_limit) {
+  return x == 1                      ? CudaTile{64, 192, 32, 2, 4, 2, 1}
+         : shared_limit >= 227 << 10 ? CudaTile{256, 128, 64, 4, 4, 2, 1}
+         : shared_limit >= 163 << 10 ? CudaTile{256, 128, 64, 3, 4, 2, 1}
+                                     : CudaTile{256, 128, 64, 2, 4, 2, 1};
 }
 
 // The sm_90a loop, of 16-bit types: tiles one leaf wide (common/cuda/loop_sm90.cuh). Values of

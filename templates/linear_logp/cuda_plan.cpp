@@ -123,7 +123,7 @@ class Planner {
     if (!in_place || gathers) {
       const void* const copied = plan_.copies.add(arena_, hidden, hidden.rank - 1, args().dim,
                                                   hidden.strides[hidden.rank - 1], pitch);
-      LogpCudaCopy& made = plan_.copies.last();
+      CudaCopy& made = plan_.copies.last();
       made.rows = args().rows;
       made.num_active = args().num_active;
       plan_.gathered = {copied, num_rows, args().dim, pitch};

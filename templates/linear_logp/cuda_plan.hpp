@@ -16,10 +16,8 @@ struct CudaPlan {
   int element_bytes = 0;  // of hidden and weight
 
   // Copies of values a row come before the step rows, which reads them; operands' come after.
-  std::span<const LogpCudaCopy> row_copies() const { return copies.all().first(num_row_copies); }
-  std::span<const LogpCudaCopy> operand_copies() const {
-    return copies.all().subspan(num_row_copies);
-  }
+  std::span<const CudaCopy> row_copies() const { return copies.all().first(num_row_copies); }
+  std::span<const CudaCopy> operand_copies() const { return copies.all().subspan(num_row_copies); }
 
   // Forward by the loop of sm_90a: hidden as it lies and its active rows side by side.
   runtime::cuda::MatrixView hidden, gathered;

@@ -11,7 +11,8 @@ namespace rlk {
 
 constexpr LinearLogpSm90Tile kSm90Tile = kLinearLogpSm90Tiles[kTile < 0 ? 0 : kTile];
 struct Sm90Shape {
-  static constexpr int kRows = kSm90Tile.rows, kStages = kSm90Tile.stages;
+  static constexpr int kRows = kSm90Tile.rows, kCols = kLogpLeaf, kBoxes = 1;
+  static constexpr int kStages = kSm90Tile.stages, kGroups = 2;
   static constexpr bool kPingPong = kSm90Tile.ping_pong, kDynamic = kSm90Tile.dynamic;
 };
 // Where it is not used it has some type: the compiler reads what follows in any case.
@@ -29,6 +30,7 @@ struct Fold {
   const Args& a;
   FoldShared (&shared)[2];
   int num_rows;  // of the strip
+  static constexpr bool kLoads = false;
 
   RLK_DEVICE LogpLeaf cols_of(TilePosition at) const { return leaves_of(a).at(at.col); }
   RLK_DEVICE int first_col(TilePosition at) const { return cols_of(at).begin; }

@@ -24,7 +24,7 @@
 //   RLK_BACKWARD      1 gives the entries of the backward, 0 those of the forward
 //   RLK_SHARED_LIMIT  most shared bytes that a block of the target may have
 //
-// Steps in launch order, each one argument by value: LogpCudaCopy for pack,
+// Steps in launch order, each one argument by value: CudaCopy for pack,
 // LinearLogpCudaArgs for all others, and LinearLogpCudaMaps after it for fwd_main. "tiles" is a
 // grid of ceil(rows / tile.rows) * ceil(cols / tile.cols) blocks of tile.threads() with
 // tile.shared_bytes() of dynamic shared memory (cuda_args.h); other steps have none. Steps with

@@ -55,7 +55,7 @@ class Queue {
                  static_cast<unsigned>(shared_bytes)},
                 arguments);
   }
-  void pack(int step_of_pack, std::span<const LogpCudaCopy> copies) {
+  void pack(int step_of_pack, std::span<const CudaCopy> copies) {
     constexpr long long k_most_blocks = 1024;  // few, as most copies are skipped on the device
     for (const auto& copy : copies) {
       step(step_of_pack, std::min(copy.num_rows, k_most_blocks), 256, copy);
@@ -142,8 +142,7 @@ void launch_fwd(Queue& queue, CudaPlan& plan, const MainStep& main) {
   }
 }
 
-void launch_bwd(Queue& queue, CudaPlan& plan, const LinearLogpCudaTile& logits,
-                const LinearLogpCudaTile& gradient) {
+void launch_bwd(Queue& queue, CudaPlan& plan, const CudaTile& logits, const CudaTile& gradient) {
   auto& args = plan.args;
   queue.pack(k_bwd_pack, plan.row_copies());
   if (args.rows != nullptr) queue.step(k_bwd_rows, 1, 1024, args);
@@ -207,8 +206,8 @@ void launch_linear_logp_cuda(const LoadedKernel& kernel, const LinearLogpCall& c
   if (writes_nothing(call)) return;
   const int x = type_code(call.hidden.dtype);
   const int limit = shared_limit_bytes(kernel.target);
-  const LinearLogpCudaTile logits = linear_logp_cuda_logits_tile(x, limit);
-  const LinearLogpCudaTile gradient = linear_logp_cuda_gradient_tile(x, limit);
+  const CudaTile logits = linear_logp_cuda_logits_tile(x, limit);
+  const CudaTile gradient = linear_logp_cuda_gradient_tile(x, limit);
 
   const LinearLogpSm90Tile& sm90 = sm90_tile(kernel);
   CudaLoop loop{logits.rows};

@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    rlk_linear_logp_fwd_pack(const __grid_constant__ rlk::LogpCudaCopy copy) {
+    rlk_linear_logp_fwd_pack(const __grid_constant__ rlk::CudaCopy copy) {
   rlk::pack(copy);
 }
 

@@ -92,6 +92,7 @@ std::vector<jit::Specialization> alternatives(const jit::Specialization& spec) {
 std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,
                                                 jit::Pass pass, Target target,
                                                 const jit::Tuning& tuning) {
+  if (shape.vocab == 0) return {};
   LinearLogpCall call;
   const std::int64_t sizes[] = {shape.vocab, shape.hidden};
   call.weight = dense_tensor(nullptr, dtype, {}, sizes);

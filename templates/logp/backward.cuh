@@ -7,7 +7,7 @@
 namespace rlk {
 
 extern "C" __global__ void __launch_bounds__(256)
-    rlk_logp_bwd_pack(const __grid_constant__ LogpCudaCopy copy) {
+    rlk_logp_bwd_pack(const __grid_constant__ CudaCopy copy) {
   pack(copy);
 }
 

@@ -22,7 +22,7 @@ struct LogpCudaMatrix {
   void* data;
   long long col_stride;
   int num_axes;  // leading axes; sizes[i] and strides[i], outermost first
-  long long sizes[kLogpCudaAxes], strides[kLogpCudaAxes];
+  long long sizes[kCudaCopyAxes], strides[kCudaCopyAxes];
 };
 
 // Arguments of every entry but pack. A row is cut into num_parts parts of part_leaves leaves, a

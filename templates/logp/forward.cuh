@@ -25,7 +25,7 @@ RLK_DEVICE Partials partials_in_shared(const Args& a, int leaves) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    rlk_logp_fwd_pack(const __grid_constant__ LogpCudaCopy copy) {
+    rlk_logp_fwd_pack(const __grid_constant__ CudaCopy copy) {
   pack(copy);
 }
 

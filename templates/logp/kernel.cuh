@@ -17,7 +17,7 @@
 //   kStats         1: statistics of the logits (forward); 0: none; -1: run-time, likewise
 // Macro: RLK_BACKWARD, 1 gives the entries of the backward, 0 those of the forward.
 //
-// Steps in launch order, each one argument by value: LogpCudaCopy for pack, LogpCudaArgs for all
+// Steps in launch order, each one argument by value: CudaCopy for pack, LogpCudaArgs for all
 // others. Results follow no grid.
 //                        grid                    if
 //   rlk_logp_fwd_pack    any x 256               a row array needs a copy

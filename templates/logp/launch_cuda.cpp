@@ -106,7 +106,7 @@ void launch_logp_cuda(const LoadedKernel& kernel, const LogpCall& call,
                  static_cast<unsigned>(shared_bytes)},
                 arguments);
   };
-  for (LogpCudaCopy copy : plan.copies.all()) {
+  for (CudaCopy copy : plan.copies.all()) {
     launch(0, std::min<Int64>(copy.num_rows, 1024), 256, copy);
   }
   LogpCudaArgs& args = plan.args;

@@ -38,6 +38,7 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
 std::vector<jit::Specialization> logp_model_variants(const jit::Op& op, LogpCall&& call,
                                                      const jit::ModelShape& shape, DType dtype,
                                                      jit::Pass pass, Target target) {
+  if (shape.vocab == 0) return {};
   const std::int64_t sizes[] = {shape.vocab};
   call.logits = dense_tensor(nullptr, dtype, {}, sizes);
   std::vector<jit::Specialization> variants;

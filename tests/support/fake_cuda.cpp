@@ -2,6 +2,8 @@
 // The fake libcuda.so.1. Its "code" is text; a kernel exists if the text says ".entry NAME".
 #include "tests/support/fake_cuda.hpp"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -248,6 +250,19 @@ Result memset_d8_async(std::uint64_t address, unsigned char value, std::size_t b
   return answer("cuMemsetD8Async", [&] {
     fake().memsets.push_back({address, value, bytes, stream});
     if (fake().fills_memory) std::memset(reinterpret_cast<void*>(address), value, bytes);
+  });
+}
+Result memset_d16_async(std::uint64_t address, unsigned short value, std::size_t count,
+                        Stream stream) {
+  return answer("cuMemsetD16Async", [&] {
+    fake().memsets.push_back({address, value, count * 2, stream});
+    if (fake().fills_memory) std::fill_n(reinterpret_cast<std::uint16_t*>(address), count, value);
+  });
+}
+Result memset_d32_async(std::uint64_t address, unsigned value, std::size_t count, Stream stream) {
+  return answer("cuMemsetD32Async", [&] {
+    fake().memsets.push_back({address, value, count * 4, stream});
+    if (fake().fills_memory) std::fill_n(reinterpret_cast<std::uint32_t*>(address), count, value);
   });
 }
 Result tensor_map_encode_tiled(void*, int, unsigned, void* address, const std::uint64_t* sizes,

@@ -29,7 +29,7 @@ struct FakeCuda {
   };
   struct Memset {
     std::uint64_t address = 0;
-    unsigned char value = 0;
+    unsigned value = 0;
     std::size_t bytes = 0;
     runtime::cuda::Stream stream = nullptr;
   };

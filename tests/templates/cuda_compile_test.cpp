@@ -9,6 +9,7 @@
 #include "jit/op.hpp"
 #include "jit/ship_kernel.hpp"
 #include "runtime/error.hpp"
+#include "templates/det_gemm/op.hpp"
 #include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/op.hpp"
 #include "templates/registry.hpp"
@@ -45,7 +46,11 @@ const Shape k_shapes[] = {{{"V", 131072},
                            {"kl", 0},
                            {"dual_clip", 1},
                            {"tis_level", 0},
-                           {"normalize", 0}},
+                           {"normalize", 0},
+                           {"a", 0},
+                           {"b", 0},
+                           {"out", 0},
+                           {"det_gemm tile", 0}},
                           {{"V", 50257},
                            {"D", 4096},
                            {"softcap", 1},
@@ -58,7 +63,11 @@ const Shape k_shapes[] = {{{"V", 131072},
                            {"kl", 4},
                            {"kl_gradient", 1},
                            {"tis_level", 2},
-                           {"normalize", 3}},
+                           {"normalize", 3},
+                           {"a", 0},
+                           {"b", 1},
+                           {"out", 1},
+                           {"det_gemm tile", 1}},
                           {{"V", 193},
                            {"D", 33},
                            {"softcap", 0},
@@ -70,7 +79,11 @@ const Shape k_shapes[] = {{{"V", 131072},
                            {"kl", 2},
                            {"kl_weight", 1},
                            {"tis_level", 1},
-                           {"normalize", 2}}};
+                           {"normalize", 2},
+                           {"a", 1},
+                           {"b", 1},
+                           {"out", 2},
+                           {"det_gemm tile", 2}}};
 
 std::vector<std::unique_ptr<jit::NvrtcCompiler>> compilers() {
   std::vector<std::unique_ptr<jit::NvrtcCompiler>> made;
@@ -88,6 +101,18 @@ std::vector<std::unique_ptr<jit::NvrtcCompiler>> compilers() {
   return made;
 }
 
+// The first, second or third of the tiles that the kernel may have.
+void set_det_gemm_tile(const Shape& shape, jit::Specialization& spec) {
+  if (spec.op->name != "det_gemm") return;
+  const DetGemmLoop loop = det_gemm_loop(static_cast<int>(spec.values[0]), spec.target);
+  std::vector<int> tiles;
+  for (int tile = 0; tile < kDetGemmNumTiles; ++tile) {
+    if (det_gemm_has_tile(loop, tile, spec.value_of("b") == 1)) tiles.push_back(tile);
+  }
+  const auto nth = static_cast<std::size_t>(shape.at("det_gemm tile"));
+  spec.values[k_det_gemm_tile] = tiles[nth % tiles.size()];
+}
+
 // The generic variant and one for each shape.
 std::vector<jit::Specialization> variants(const jit::Specialization& generic) {
   std::vector<jit::Specialization> all{generic};
@@ -97,6 +122,7 @@ std::vector<jit::Specialization> variants(const jit::Specialization& generic) {
       const auto found = shape.find(spec.op->constants[i].label);
       if (found != shape.end()) spec.values[i] = found->second;
     }
+    set_det_gemm_tile(shape, spec);
     // A new op's constant would silently stay run-time here.
     EXPECT_NE(spec, generic) << "no shape has a constant of " << generic.text();
     all.push_back(spec);
@@ -116,6 +142,9 @@ int dynamic_shared_bytes(const jit::Specialization& spec, std::string_view entry
   }
   if (entry == "rlk_linear_logp_fwd_main" || entry == "rlk_linear_logp_bwd_dz") {
     return linear_logp_cuda_logits_tile(x, limit).shared_bytes(element_bytes);
+  }
+  if (entry.starts_with("rlk_det_gemm_") && entry.find("_main_") != entry.npos) {
+    return spec.op->dynamic_shared_bytes(spec);
   }
   if (entry == "rlk_logp_fwd_main" || entry == "rlk_grpo_loss_bwd_main") {
     return spec.op->dynamic_shared_bytes(spec);

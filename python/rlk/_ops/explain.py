@@ -6,24 +6,26 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from rlk._ops import group_advantages, grpo_loss, linear_logp, logp, ppo_loss, ratio_kl
+from rlk._ops import det_gemm, group_advantages, grpo_loss, linear_logp, logp, ppo_loss, ratio_kl
 from rlk._ops.common import Explanation, no_option
 from rlk.errors import fail, text
 
-_MODULES = (linear_logp, logp, ratio_kl, grpo_loss, ppo_loss, group_advantages)
+_MODULES = (linear_logp, logp, ratio_kl, grpo_loss, ppo_loss, group_advantages, det_gemm)
 #: What each public function would run, by its arguments.
 _EXPLAINED = {
     getattr(module, name): module.explain
     for module in _MODULES
     for name in (module.__name__.rpartition(".")[2],)
 }
+_EXPLAINED[det_gemm.linear] = det_gemm.explain_linear
 
 
 def explain(op: Any, /, *arguments: Any, backward: bool = False, **options: Any) -> Explanation:
     """Which variant a call of an op would run, and why; nothing is compiled.
 
     Args:
-        op: `linear_logp`, `logp`, `ratio_kl`, `grpo_loss`, `ppo_loss` or `group_advantages`. Of
+        op: `linear_logp`, `logp`, `ratio_kl`, `grpo_loss`, `ppo_loss`, `group_advantages`,
+            `det_gemm` or `linear`. Of
             the ops that are made of others, what reads the policy's logits is explained.
         arguments, options: as that op takes them.
         backward: explain the backward in place of the forward: that of all outputs asked for.

@@ -73,7 +73,7 @@ class Candidate:
         extra = {}
         if self._takes_out():
             names = spec.outputs_of(inputs)
-            forms = [(spec.output_shape(inputs, n), spec.dtype_of_output(n)) for n in names]
+            forms = [(spec.output_shape(inputs, n), spec.dtype_of_output(inputs, n)) for n in names]
             out = [self.framework.poisoned(shape, dtype) for shape, dtype in forms]
             extra["out"] = out[0] if len(out) == 1 else tuple(out)
         with _no_grad(self.framework):

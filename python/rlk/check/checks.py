@@ -88,7 +88,8 @@ class Session:
             raise Failure("input_changed", f"{', '.join(outcome.changed)} written by the call")
         for name in self.spec.outputs_of(inputs):
             shape = self.spec.output_shape(inputs, name)
-            expect_form(name, outcome.outputs[name], shape, self.spec.dtype_of_output(name), "")
+            dtype = self.spec.dtype_of_output(inputs, name)
+            expect_form(name, outcome.outputs[name], shape, dtype, "")
 
 
 Measured = dict[str, Any]

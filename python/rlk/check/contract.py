@@ -32,6 +32,7 @@ COEFFICIENTS: Mapping[str, frozenset[str]] = {
         "linear_logprob_grad": {"factor_rtol", "probability_floor", "slope_atol"} | _STORE | _CHAIN,
         "ratio": {"rtol", "logits_rtol"},
         "kl": {"atol", "rtol", "logits_expm1_rtol"},
+        "product": _STORE | _CHAIN,
         "advantages": {"rtol"},
         "reduction": {"weight_sum_rtol"},
         "reduction_grad": {"rtol"} | _STORE,

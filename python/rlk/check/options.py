@@ -96,6 +96,7 @@ def _ignore_index(text: str) -> int | None:
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 _PARSERS: Mapping[str, Parser] = {
     "bias": _one_of("none", "same", "float32"),
+    "out_dtype": _one_of("float32"),
     "temperature": _number_above(0.0, "a number above 0", "row"),
     "softcap": _number_above(0.0, "a number above 0"),
     "logit_scale": _number_above(-np.inf, "a number"),

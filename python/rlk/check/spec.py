@@ -167,7 +167,7 @@ class OpSpec(ABC):
         """The outputs that these inputs ask for; the others come as None."""
         return self.outputs
 
-    def dtype_of_output(self, name: str) -> str:
+    def dtype_of_output(self, inputs: Inputs, name: str) -> str:
         """The dtype of an output."""
         return self.output_dtype
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix products of 16-bit operands on sm_90a: C[rows][cols] = sum over k of A[row][k] *
-// B[col][k], by tensor map copies and wgmma m64n192k16 with fp32 accumulators, for all tiles of a
+// B[col][k], by tensor map copies and wgmma m64nNk16 with fp32 accumulators, for all tiles of a
 // call.
 //
 // Every element of C is one chain of instructions over k ascending, 16 terms each, and an element's
@@ -9,13 +9,16 @@
 //
 // A block is one warpgroup that copies and two that multiply. It stays for many tiles. In ping-pong
 // each tile belongs to one of the two, so that one works on what it has while the other multiplies;
-// else both take half of the rows of each tile. Tiles are dealt out by the copying thread, from a
-// counter in memory or at a fixed distance, and passed on through a ring.
+// else both take half of the rows of each tile. Where tiles are small one alone multiplies, and a
+// stage has several boxes of 64 terms, since a stage costs its barriers. Tiles are dealt out by the
+// copying thread, from a counter in memory or at a fixed distance, and passed on through a ring.
 //
 // A kernel calls run() with an epilogue: first_col(position) and num_cols(position), B's lanes of a
-// tile, of which the product is made at least, and two functions called by the warpgroup of a tile:
-// begin(tile, position) before its product, end(tile, position) with the accumulators, which it
-// reads through row(), col() and at() as those of LoopSm80.
+// tile, of which the product is made at least (192 columns; others are multiplied whole), and
+// functions called by the warpgroup of a tile: begin(tile, position) before its product,
+// end(tile, position) with the accumulators, which it reads through row(), col() and at() as those
+// of LoopSm80; and, where the constant kLoads says so, load(tile, position), which sets the
+// accumulators that the product is added to.
 #pragma once
 
 #include "common/cuda/element.cuh"
@@ -27,14 +30,14 @@ namespace rlk {
 // How an operand runs in memory: [lane][k] or [k][lane]; lanes are rows of A or columns of B.
 enum class Major { kTerms, kLanes };
 
-// A stage's part of one operand, swizzled in rows of 128 bytes as the copies and wgmma agree on.
-// Tensor maps have boxes of 64 x kBoxRows elements.
+// 64 terms of one operand in a stage, swizzled in rows of 128 bytes as the copies and wgmma agree
+// on. Tensor maps have boxes of 64 x kBoxRows elements.
 template <int kLanes, int kK, Major kMajor>
 struct PanelSm90 {
-  static_assert(kK == 64 && kLanes % 64 == 0);
   static constexpr int kBytes = kLanes * kK * 2;
   static constexpr int kAlongLanes = kMajor == Major::kLanes;
   static constexpr int kBoxRows = kAlongLanes ? kK : kLanes;
+  static_assert(kK == 64 && kLanes % (kAlongLanes ? 64 : 8) == 0);
   // Between descriptors, in units of 16 bytes: 64 lanes, 16 terms.
   static constexpr int kNext64Lanes = 512;
   static constexpr int kNext16Terms = kAlongLanes ? 128 : 2;
@@ -63,15 +66,17 @@ template <int kX>
 struct Wgmma;
 template <>
 struct Wgmma<kBfloat16> {
-  template <int kN, int kLanesA, int kLanesB>
-  static RLK_DEVICE void run(float (&c)[96], unsigned long long a, unsigned long long b, int add) {
+  template <int kN, int kLanesA, int kLanesB, int kSums>
+  static RLK_DEVICE void run(float (&c)[kSums], unsigned long long a, unsigned long long b,
+                             int add) {
     wgmma_m64k16_bf16<kN, kLanesA, kLanesB>(c, a, b, add);
   }
 };
 template <>
 struct Wgmma<kFloat16> {
-  template <int kN, int kLanesA, int kLanesB>
-  static RLK_DEVICE void run(float (&c)[96], unsigned long long a, unsigned long long b, int add) {
+  template <int kN, int kLanesA, int kLanesB, int kSums>
+  static RLK_DEVICE void run(float (&c)[kSums], unsigned long long a, unsigned long long b,
+                             int add) {
     wgmma_m64k16_f16<kN, kLanesA, kLanesB>(c, a, b, add);
   }
 };
@@ -79,13 +84,17 @@ struct Wgmma<kFloat16> {
 template <int kX, class Shape, Major kMajorA = Major::kTerms, Major kMajorB = Major::kTerms>
 class LoopSm90 {
  public:
-  static constexpr int kRows = Shape::kRows, kCols = 192, kK = 64, kStages = Shape::kStages;
+  static constexpr int kRows = Shape::kRows, kCols = Shape::kCols, kStages = Shape::kStages;
+  static constexpr int kBoxK = 64, kBoxes = Shape::kBoxes, kK = kBoxK * kBoxes;  // of a stage
   static constexpr bool kPingPong = Shape::kPingPong, kDynamic = Shape::kDynamic;
-  static constexpr int kThreads = 384;
-  static constexpr int kRowsOfGroup = kPingPong ? kRows : kRows / 2;  // of a warpgroup in a tile
-  using PanelA = PanelSm90<kRows, kK, kMajorA>;
-  using PanelB = PanelSm90<kCols, kK, kMajorB>;
-  static constexpr int kStageBytes = PanelA::kBytes + PanelB::kBytes;
+  static constexpr int kGroups = Shape::kGroups;  // warpgroups that multiply
+  static constexpr int kThreads = 128 * (1 + kGroups);
+  // Of a warpgroup in a tile.
+  static constexpr int kRowsOfGroup = kPingPong ? kRows : kRows / kGroups;
+  using PanelA = PanelSm90<kRows, kBoxK, kMajorA>;
+  using PanelB = PanelSm90<kCols, kBoxK, kMajorB>;
+  static constexpr int kPanelsBytes = PanelA::kBytes + PanelB::kBytes;
+  static constexpr int kStageBytes = kBoxes * kPanelsBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes;
 
   // See LoopSm80. A row lies in one warp.
@@ -139,18 +148,19 @@ class LoopSm90 {
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-      setmaxnreg_dec<40>();
+      if constexpr (kGroups == 2) setmaxnreg_dec<40>();
       if (threadIdx.x == 0) produce(work, shared, shared_address(stages), epilogue);
     } else {
-      setmaxnreg_inc<232>();
+      if constexpr (kGroups == 2) setmaxnreg_inc<232>();
       consume(work, shared, shared_address(stages), epilogue);
     }
   }
 
  private:
-  static constexpr int kReaders = kPingPong ? 4 : 8;  // warps that read a stage, or a tile's number
+  // Warps that read a stage, or a tile's number.
+  static constexpr int kReaders = kPingPong ? 4 : 4 * kGroups;
   static constexpr int kNoTile = -1;
-  static_assert(kRowsOfGroup % 64 == 0 && kStages >= 2);
+  static_assert(kRowsOfGroup % 64 == 0 && kStages >= 2 && kGroups <= 2);
 
   // A place in a ring of n barriers, and how often it came round.
   template <int n>
@@ -197,8 +207,12 @@ class LoopSm90 {
         const unsigned to = stages + stage.index * kStageBytes;
         mbarrier_wait(shared_address(&shared.empty[stage.index]), stage.parity ^ 1);
         mbarrier_arrive_expect_tx(full, kStageBytes);
-        PanelA::copy(to, work.a, lane_a, k, full);
-        PanelB::copy(to + PanelA::kBytes, work.b, lane_b, k, full);
+#pragma unroll
+        for (int box = 0; box < kBoxes; ++box) {
+          const unsigned panels = to + box * kPanelsBytes;
+          PanelA::copy(panels, work.a, lane_a, k + box * kBoxK, full);
+          PanelB::copy(panels + PanelA::kBytes, work.b, lane_b, k + box * kBoxK, full);
+        }
         stage.next();
       }
     }
@@ -231,13 +245,18 @@ class LoopSm90 {
       epilogue.begin(tile, position);
       // In ping-pong the tensor cores are one warpgroup's at a time, in the order of the copies.
       if (kPingPong) bar_sync(1 + group, 256);
-      const int num_cols = epilogue.num_cols(position);
-      if (num_cols <= 64) {
-        tile.template multiply<64>(shared, stages, num_steps, stage, group);
-      } else if (num_cols <= 128) {
-        tile.template multiply<128>(shared, stages, num_steps, stage, group);
+      if constexpr (Epilogue::kLoads) epilogue.load(tile, position);
+      if constexpr (kCols == 192) {
+        const int num_cols = epilogue.num_cols(position);
+        if (num_cols <= 64) {
+          tile.template multiply<64, Epilogue::kLoads>(shared, stages, num_steps, stage, group);
+        } else if (num_cols <= 128) {
+          tile.template multiply<128, Epilogue::kLoads>(shared, stages, num_steps, stage, group);
+        } else {
+          tile.template multiply<kCols, Epilogue::kLoads>(shared, stages, num_steps, stage, group);
+        }
       } else {
-        tile.template multiply<kCols>(shared, stages, num_steps, stage, group);
+        tile.template multiply<kCols, Epilogue::kLoads>(shared, stages, num_steps, stage, group);
       }
       if (kPingPong) stage.advance(num_steps);
       epilogue.end(tile, position);
@@ -250,29 +269,32 @@ class LoopSm90 {
     if (thread_index() % 32 == 0) mbarrier_arrive(shared_address(&barrier));
   }
 
-  // Of the tile's first kN columns.
-  template <int kN>
+  // Of the tile's first kN columns. kAdds: to what the accumulators are.
+  template <int kN, bool kAdds>
   RLK_DEVICE void multiply(Shared& shared, unsigned stages, int num_steps, Turn<kStages>& stage,
                            int group) {
     constexpr int kBlocks = kRowsOfGroup / 64;
-    const unsigned offset_a = (kPingPong ? 0 : group) * (kRowsOfGroup * kK * 2);
+    const unsigned offset_a = (kPingPong ? 0 : group) * (kRowsOfGroup * kBoxK * 2);
     int before = stage.index;
     int step = 0;
 #pragma unroll 1
     do {  // there is a first step: without it accumulators would have values of two origins
       mbarrier_wait(shared_address(&shared.full[stage.index]), stage.parity);
       if (kPingPong && step + 1 == num_steps) bar_arrive(1 + (group ^ 1), 256);
-      const unsigned panel = stages + stage.index * kStageBytes;
-      const unsigned long long a = PanelA::descriptor(panel + offset_a);
-      const unsigned long long b = PanelB::descriptor(panel + PanelA::kBytes);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < kK / 16; ++k) {
+      for (int box = 0; box < kBoxes; ++box) {
+        const unsigned panel = stages + stage.index * kStageBytes + box * kPanelsBytes;
+        const unsigned long long a = PanelA::descriptor(panel + offset_a);
+        const unsigned long long b = PanelB::descriptor(panel + PanelA::kBytes);
 #pragma unroll
-        for (int m = 0; m < kBlocks; ++m) {
-          Wgmma<kX>::template run<kN, PanelA::kAlongLanes, PanelB::kAlongLanes>(
-              c_[m], a + m * PanelA::kNext64Lanes + k * PanelA::kNext16Terms,
-              b + k * PanelB::kNext16Terms, step + k);
+        for (int k = 0; k < kBoxK / 16; ++k) {
+#pragma unroll
+          for (int m = 0; m < kBlocks; ++m) {
+            Wgmma<kX>::template run<kN, PanelA::kAlongLanes, PanelB::kAlongLanes>(
+                c_[m], a + m * PanelA::kNext64Lanes + k * PanelA::kNext16Terms,
+                b + k * PanelB::kNext16Terms, kAdds ? 1 : step + box + k);
+          }
         }
       }
       wgmma_commit_group();
@@ -286,7 +308,7 @@ class LoopSm90 {
   }
 
   int row0_;
-  float c_[kRowsOfGroup / 64][96];
+  float c_[kRowsOfGroup / 64][kCols / 2];
 };
 
 }  // namespace rlk

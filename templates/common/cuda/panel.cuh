@@ -76,11 +76,12 @@ struct PanelAlongLanes {
                 real ? 16 : 0);
   }
 
+  // first_lane: a multiple of the warp's lanes, which are 64, 128 and so on, or 32.
   template <Side kSide>
-  static RLK_DEVICE unsigned offset(int first_lane) {  // a multiple of 64
+  static RLK_DEVICE unsigned offset(int first_lane) {
     const int t = threadIdx.x % 32;
     const int k = (t & 7) + (kSide == Side::kA ? t >> 4 : (t >> 3) & 1) * 8;
-    const int chunk = kSide == Side::kA ? (t >> 3) & 1 : t >> 4;
+    const int chunk = first_lane % 64 / 8 + (kSide == Side::kA ? (t >> 3) & 1 : t >> 4);
     return first_lane / 64 * kSlice + k * 128 + ((chunk ^ (k & 7)) << 4);
   }
   static RLK_DEVICE void read(unsigned (&d)[4], unsigned panel, unsigned offset, int block,

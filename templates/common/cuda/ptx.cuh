@@ -55,6 +55,16 @@ RLK_DEVICE float ld_shared_f32(unsigned from) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
   return x;
 }
+template <class T>
+RLK_DEVICE T ld_shared_one(unsigned from) {
+  T x;
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
+  } else {
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from));
+  }
+  return x;
+}
 
 // Global memory that is read or written once: it stays in no cache of the multiprocessor.
 RLK_DEVICE void ld_stream(unsigned (&x)[2], const void* from) {
@@ -69,6 +79,23 @@ RLK_DEVICE void ld_stream(unsigned (&x)[4], const void* from) {
 }
 RLK_DEVICE void st_stream(void* to, const unsigned (&x)[4]) {
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
+// 0 where it is not.
+RLK_DEVICE float ld_global_if(const float* from, bool real) {
+  float x;
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.f32 %0, 0f00000000; "
+      "@p ld.global.f32 %0, [%1]; }"
+      : "=f"(x)
+      : "l"(from), "r"(static_cast<int>(real))
+      : "memory");
+  return x;
+}
+RLK_DEVICE void st_global(void* to, const unsigned (&x)[4]) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
                "r"(x[2]), "r"(x[3])
                : "memory");
 }

@@ -87,11 +87,14 @@ RLK_DEVICE void wgmma_wait_group() {
 #define RLK_ACC8(i)                                                                           \
   "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
       "+f"(c[i + 6]), "+f"(c[i + 7])
-#define RLK_ACC32(i) RLK_ACC8(i), RLK_ACC8(i + 8), RLK_ACC8(i + 16), RLK_ACC8(i + 24)
+#define RLK_ACC16(i) RLK_ACC8(i), RLK_ACC8(i + 8)
+#define RLK_ACC32(i) RLK_ACC16(i), RLK_ACC16(i + 16)
+#define RLK_ACC64(i) RLK_ACC32(i), RLK_ACC32(i + 32)
+#define RLK_TEXT16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define RLK_TEXT32                                     \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, " \
-  "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
-  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+  RLK_TEXT16                                           \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25" \
+  ", %26, %27, %28, %29, %30, %31"
 #define RLK_TEXT64                                            \
   RLK_TEXT32                                                  \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, " \
@@ -102,39 +105,77 @@ RLK_DEVICE void wgmma_wait_group() {
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, " \
   "%75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "   \
   "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-// All accumulators are operands whatever kN is, so that the compiler keeps them where they are.
-#define RLK_WGMMA(n, type, text)                                               \
-  asm volatile(                                                                \
-      "{ .reg .pred p; setp.ne.b32 p, %98, 0; "                                \
-      "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" text \
-      "}, %96, %97, p, 1, 1, %99, %100; }"                                     \
-      : RLK_ACC32(0), RLK_ACC32(32), RLK_ACC32(64)                             \
-      : "l"(a), "l"(b), "r"(add), "n"(kLanesA), "n"(kLanesB))
-#define RLK_WGMMA_M64K16(type)          \
-  if constexpr (kN == 64) {             \
-    RLK_WGMMA("64", type, RLK_TEXT32);  \
-  } else if constexpr (kN == 128) {     \
-    RLK_WGMMA("128", type, RLK_TEXT64); \
-  } else {                              \
-    static_assert(kN == 192);           \
-    RLK_WGMMA("192", type, RLK_TEXT96); \
+#define RLK_TEXT128                                              \
+  RLK_TEXT96                                                     \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "   \
+  "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, " \
+  "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+  "%126, %127"
+// All accumulators are operands whatever n is, so that the compiler keeps them where they are;
+// a, b, add and the two flags follow them.
+#define RLK_WGMMA(n, type, text, a_, b_, add_, lanes_a, lanes_b, ...)                             \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %" add_ ", 0; wgmma.mma_async.sync.aligned.m64n" n \
+               "k16.f32." type "." type " {" text "}, %" a_ ", %" b_ ", p, 1, 1, %" lanes_a       \
+               ", %" lanes_b "; }"                                                                \
+               : __VA_ARGS__                                                                      \
+               : "l"(a), "l"(b), "r"(add), "n"(kLanesA), "n"(kLanesB))
+#define RLK_WGMMA_OF_16(type) \
+  RLK_WGMMA("32", type, RLK_TEXT16, "16", "17", "18", "19", "20", RLK_ACC16(0))
+#define RLK_WGMMA_OF_32(type) \
+  RLK_WGMMA("64", type, RLK_TEXT32, "32", "33", "34", "35", "36", RLK_ACC32(0))
+#define RLK_WGMMA_OF_64(type) \
+  RLK_WGMMA("128", type, RLK_TEXT64, "64", "65", "66", "67", "68", RLK_ACC64(0))
+#define RLK_WGMMA_OF_96(n, type, text) \
+  RLK_WGMMA(n, type, text, "96", "97", "98", "99", "100", RLK_ACC64(0), RLK_ACC32(64))
+#define RLK_WGMMA_OF_128(type)                                                         \
+  RLK_WGMMA("256", type, RLK_TEXT128, "128", "129", "130", "131", "132", RLK_ACC64(0), \
+            RLK_ACC64(64))
+#define RLK_WGMMA_M64K16(type)                \
+  if constexpr (kSums == 16) {                \
+    static_assert(kN == 32);                  \
+    RLK_WGMMA_OF_16(type);                    \
+  } else if constexpr (kSums == 32) {         \
+    static_assert(kN == 64);                  \
+    RLK_WGMMA_OF_32(type);                    \
+  } else if constexpr (kSums == 64) {         \
+    static_assert(kN == 128);                 \
+    RLK_WGMMA_OF_64(type);                    \
+  } else if constexpr (kSums == 128) {        \
+    static_assert(kN == 256);                 \
+    RLK_WGMMA_OF_128(type);                   \
+  } else if constexpr (kN == 64) {            \
+    RLK_WGMMA_OF_96("64", type, RLK_TEXT32);  \
+  } else if constexpr (kN == 128) {           \
+    RLK_WGMMA_OF_96("128", type, RLK_TEXT64); \
+  } else {                                    \
+    static_assert(kN == 192 && kSums == 96);  \
+    RLK_WGMMA_OF_96("192", type, RLK_TEXT96); \
   }
-template <int kN, int kLanesA, int kLanesB>
-RLK_DEVICE void wgmma_m64k16_bf16(float (&c)[96], unsigned long long a, unsigned long long b,
+template <int kN, int kLanesA, int kLanesB, int kSums>
+RLK_DEVICE void wgmma_m64k16_bf16(float (&c)[kSums], unsigned long long a, unsigned long long b,
                                   int add) {
   RLK_WGMMA_M64K16("bf16");
 }
-template <int kN, int kLanesA, int kLanesB>
-RLK_DEVICE void wgmma_m64k16_f16(float (&c)[96], unsigned long long a, unsigned long long b,
+template <int kN, int kLanesA, int kLanesB, int kSums>
+RLK_DEVICE void wgmma_m64k16_f16(float (&c)[kSums], unsigned long long a, unsigned long long b,
                                  int add) {
   RLK_WGMMA_M64K16("f16");
 }
 #undef RLK_WGMMA_M64K16
+#undef RLK_WGMMA_OF_128
+#undef RLK_WGMMA_OF_96
+#undef RLK_WGMMA_OF_64
+#undef RLK_WGMMA_OF_32
+#undef RLK_WGMMA_OF_16
 #undef RLK_WGMMA
+#undef RLK_TEXT128
 #undef RLK_TEXT96
 #undef RLK_TEXT64
 #undef RLK_TEXT32
+#undef RLK_TEXT16
+#undef RLK_ACC64
 #undef RLK_ACC32
+#undef RLK_ACC16
 #undef RLK_ACC8
 
 }  // namespace rlk

@@ -3,6 +3,7 @@
 // Included by kernel.cuh files, which have no other headers than templates.
 #pragma once
 
+#include "common/cuda/copy.h"
 #include "common/cuda/device_error.h"
 #include "common/logp/leaves.h"
 #include "common/logp/options.h"
@@ -55,22 +56,6 @@ struct LogpCudaRows : LogitOptions {
   const char* op;  // for `error`
 
   LogpCudaArray grad, grad_entropy, grad_lse;  // [num_rows] upstream gradients, or null
-};
-
-// Arguments of the step pack: copies rows of any strides into aligned, zero-padded ones. Element
-// (r, c) of the copy is at `to + r * pitch + c`; r counts the leading axes in row-major order.
-constexpr int kLogpCudaAxes = 8;
-struct LogpCudaCopy {
-  const void* from;
-  void* to;
-  long long num_rows, num_cols, pitch;  // pitch >= num_cols; what lies between becomes 0
-  long long col_stride;
-  int num_axes;  // leading axes; sizes[i] and strides[i], outermost first
-  long long sizes[kLogpCudaAxes], strides[kLogpCudaAxes];
-  int element_bytes;            // 1, 2, 4, 8, or 16 of aligned rows
-  const long long* rows;        // copy row rows[i] to row i, i < *num_active; null: every row
-  const long long* num_active;  // null with rows
-  int skipped_if_all;           // nothing is copied where all rows are active
 };
 
 }  // namespace rlk

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import broken
+import broken_det_gemm
 import broken_logp
 import broken_losses
 import broken_ratio_kl
@@ -30,6 +31,7 @@ REFERENCES = {
     "logp": (broken_logp.Logp, broken_logp.BROKEN),
     "ppo_loss": (broken_losses.Loss, broken_losses.BROKEN),
     "ratio_kl": (broken_ratio_kl.RatioKl, broken_ratio_kl.BROKEN),
+    "det_gemm": (broken_det_gemm.Product, broken_det_gemm.BROKEN),
 }
 PLANTED = [(op, *planted) for op, (_, defects) in REFERENCES.items() for planted in defects.items()]
 # What a reference takes that does not take all options.

@@ -8,7 +8,7 @@ import pytest
 import rlk.check
 from rlk.check.report import line, summary
 
-LOSSES = ("logp", "ratio_kl", "grpo_loss", "ppo_loss", "group_advantages")
+LOSSES = ("logp", "ratio_kl", "grpo_loss", "ppo_loss", "group_advantages", "det_gemm")
 
 
 def expect_ok(report: rlk.check.Report) -> None:

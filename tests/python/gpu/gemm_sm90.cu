@@ -6,7 +6,7 @@
 namespace rlk {
 
 struct Shape {
-  static constexpr int kRows = ROWS, kStages = STAGES;
+  static constexpr int kRows = ROWS, kCols = 192, kBoxes = 1, kStages = STAGES, kGroups = 2;
   static constexpr bool kPingPong = PING_PONG, kDynamic = DYNAMIC;
 };
 constexpr Major kMajorA = A_LANES ? Major::kLanes : Major::kTerms;
@@ -21,6 +21,7 @@ struct GemmArgs {
 
 struct Store {
   const GemmArgs& g;
+  static constexpr bool kLoads = false;
   RLK_DEVICE int first_col(TilePosition at) const { return static_cast<int>(at.col) * Loop::kCols; }
   RLK_DEVICE int num_cols(TilePosition at) const { return g.n - first_col(at); }
   RLK_DEVICE void begin(Loop&, TilePosition) {}

@@ -189,3 +189,41 @@ def test_two_at_once_compile_nothing_twice(cache):
     assert len(compiled) == len(set(compiled)) == 12
     assert all(kernel["outcome"] in ("compiled", "present") for k in outcomes for kernel in k)
     assert len(entries(cache)) == 12
+
+
+def warmed(cache, *more):
+    """Constants of the kernels that are compiled."""
+    asked = ["warm", "--cache-dir", str(cache), "--dtype", "fp32", "--arch", LEVEL, *more]
+    ended = subprocess.run(command(asked), capture_output=True, text=True, check=True)
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("compiled ")]
+    return {line.split()[1].split("[")[0] + line.split("[x=f32")[1].split("]")[0] for line in lines}
+
+
+def test_linear_layers_are_warmed_where_the_op_is_asked_for(cache, tmp_path):
+    # The product, and the gradient of its input; that of the weight is built in.
+    layer = {"det_gemm.fwd K=24 N=40", "det_gemm.fwd K=40 N=24"}
+    assert warmed(cache, "--op", "det_gemm", "K=24,N=40") == layer
+    config = {
+        "vocab_size": 99,
+        "hidden_size": 16,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sizes = {"K=16 N=16", "K=16 N=8", "K=16 N=48", "K=48 N=16"}
+    found = warmed(cache, "--op", "det_gemm", "--pass", "fwd", str(tmp_path))
+    assert found == {f"det_gemm.fwd {size}" for size in sizes}
+
+
+def test_without_the_op_no_linear_layer_is_warmed(cache):
+    found = warmed(cache, "V=40,D=24", "--pass", "fwd")
+    assert found
+    assert not any("det_gemm" in name for name in found)
+
+
+def test_a_layer_that_is_none_is_refused(cache):
+    for word in ("K=24", "N=40", "K=24,N=0", "K=24,K=40", "N=40,K=24,V=7"):
+        ended = run(cache, "--arch", LEVEL, word)
+        assert ended.returncode == 2
+        assert "expected K=4096,N=12288" in ended.stderr

@@ -44,8 +44,7 @@ inline void expect_array(const LogpCudaArray& array, const Tensor& tensor) {
 }
 
 // One that is read from a dense copy, which this step makes of the tensor.
-inline void expect_copied(const LogpCudaArray& array, const LogpCudaCopy& copy,
-                          const Tensor& tensor) {
+inline void expect_copied(const LogpCudaArray& array, const CudaCopy& copy, const Tensor& tensor) {
   EXPECT_EQ(copy.from, tensor.data);
   EXPECT_EQ(copy.num_rows, tensor.num_elements());
   EXPECT_EQ(copy.num_cols, 1);
@@ -57,7 +56,7 @@ inline void expect_copied(const LogpCudaArray& array, const LogpCudaCopy& copy,
 }
 
 // A launch, with its only argument.
-template <class Args, class Copy = LogpCudaCopy>
+template <class Args, class Copy = CudaCopy>
 struct LaunchedStep {
   std::string name;  // "main" of rlk_linear_logp_fwd_main
   unsigned blocks = 0, threads = 0, shared_bytes = 0;
@@ -74,7 +73,7 @@ inline Tensor view(Tensor tensor, std::vector<Int64> strides, Int64 offset_bytes
   return tensor;
 }
 
-template <class Args, class Copy = LogpCudaCopy>
+template <class Args, class Copy = CudaCopy>
 class LaunchFixture : public CudaTest {
  protected:
   using Step = LaunchedStep<Args, Copy>;

@@ -54,7 +54,7 @@ TEST_F(LaunchCudaCopiesTest, AnythingElseIsCopied) {
       const auto all = run_with(of_hidden ? given : hidden, of_hidden ? weight : given);
       SCOPED_TRACE(testing::Message() << strides[0] << ", " << strides[1] << " " << of_hidden);
       ASSERT_EQ(names(), "pack main merge");
-      const LogpCudaCopy& copy = all[0].copy;
+      const CudaCopy& copy = all[0].copy;
       EXPECT_EQ(copy.from, given.data);
       EXPECT_EQ(copy.num_rows * copy.num_cols, 1000 * 64);
       EXPECT_EQ(copy.strides[0], strides[0]);
@@ -118,7 +118,7 @@ TEST_F(LaunchCudaCopiesTest, LeadingAxesOfOneStrideAreOneAxis) {
   call.hidden = view(call.hidden, {4 * 72, 8 * 72, 72, 1});
   run(call, wanted);
   ASSERT_EQ(names(), "pack main merge");
-  const LogpCudaCopy copy = steps()[0].copy;
+  const CudaCopy copy = steps()[0].copy;
   EXPECT_EQ(copy.num_axes, 3);
   EXPECT_EQ(copy.num_rows, 24);
   for (int axis = 0; axis < 3; ++axis) {

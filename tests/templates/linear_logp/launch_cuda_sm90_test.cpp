@@ -87,7 +87,7 @@ TEST_F(LaunchCudaSm90Test, ActiveRowsAreGatheredUnlessAllAre) {
     const LinearLogpCall call = make(wanted);
     const auto all = run(call, wanted);
     ASSERT_EQ(names(), "rows pack main merge");
-    const LogpCudaCopy& copy = all[1].copy;
+    const CudaCopy& copy = all[1].copy;
     EXPECT_EQ(copy.skipped_if_all, 1);
     EXPECT_EQ(copy.from, call.hidden.data);
     EXPECT_EQ(copy.rows, all[0].args.rows);
@@ -112,7 +112,7 @@ TEST_F(LaunchCudaSm90Test, OtherLayoutsAreCopied) {
     call.hidden = hidden;
     const auto all = run(call, wanted);
     ASSERT_EQ(names(), "rows pack main merge");
-    const LogpCudaCopy& copy = all[1].copy;
+    const CudaCopy& copy = all[1].copy;
     EXPECT_EQ(copy.skipped_if_all, 0);
     EXPECT_EQ(copy.element_bytes, element_bytes);
     ASSERT_EQ(fake_.tensor_maps.size(), 2u);

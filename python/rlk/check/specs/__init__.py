@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from ..spec import OpSpec
+from .det_gemm import DetGemm
 from .group_advantages import GroupAdvantages
 from .grpo_loss import GrpoLoss
 from .linear_logp import LinearLogp
@@ -13,5 +14,13 @@ from .ratio_kl import RatioKl
 
 SPECS: dict[str, OpSpec] = {
     spec.name: spec
-    for spec in (LinearLogp(), Logp(), RatioKl(), GrpoLoss(), PpoLoss(), GroupAdvantages())
+    for spec in (
+        LinearLogp(),
+        Logp(),
+        RatioKl(),
+        GrpoLoss(),
+        PpoLoss(),
+        GroupAdvantages(),
+        DetGemm(),
+    )
 }

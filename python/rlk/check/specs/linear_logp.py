@@ -148,7 +148,7 @@ class LinearLogp(OpSpec):
         }
         return tuple(n for n in self.outputs if inputs.values.get(asked_by[n], True))
 
-    def dtype_of_output(self, name: str) -> str:
+    def dtype_of_output(self, inputs: Inputs, name: str) -> str:
         return "int64" if name == "argmax" else "float32"
 
     def vocab_of(self, inputs: Inputs) -> int:
