@@ -276,7 +276,9 @@ def _reductions(
             fail(name, ", ".join((*REDUCTIONS, *names)), text(chosen[name]) + of)
         chosen[name] = word
     if given.has_weights:
-        return frozenset(), Given(has_weights=True)
+        return frozenset(), given._replace(
+            max_seq_len=None, samples_per_prompt=None, has_boundaries=False
+        )
     used = [chosen["loss_reduction"]]
     if chosen["kl_coef"] != 0:
         used.append(chosen["kl_reduction"])

@@ -30,8 +30,8 @@ NAMES = {
 }
 REF_NAMES = {**NAMES, "logits": "ref_logits"}
 CLIPS = ("eps_clip_low", "eps_clip_high")  # what clip_eps stands for where they are not given
-# Options of ppo_loss, but for those that are made here, and what has no meaning where an advantage is
-# the sequence's.
+# Options of ppo_loss, but for those that are made here, and what has no meaning where an advantage
+# is the sequence's.
 OPTIONS = ppo_loss.OPTIONS - {"kl_coef", "ref_log_probs", "entropy", "advantage_level"}
 
 

@@ -37,6 +37,7 @@ def names() -> dict[str, Any]:
         "logits": logits,
         "ref_logits": torch.randn(B, T, V),
         "tokens": tokens,
+        "labels": tokens,
         "mask": torch.ones(B, T),
         "old_logps": old,
         "rewards": torch.rand(B),
@@ -60,11 +61,13 @@ def names() -> dict[str, Any]:
         ("group_advantages", (B,), None),
     ],
 )
-def test_the_block_of_a_page(page, shape, leaf):
-    (block,) = re.findall(r"^```python\n(.*?)^```$", read(page), re.MULTILINE | re.DOTALL)
+def test_the_blocks_of_a_page(page, shape, leaf):
+    blocks = re.findall(r"^```python\n(.*?)^```$", read(page), re.MULTILINE | re.DOTALL)
     given = names()
     space = {**given, "advantages": torch.randn(shape)}
-    exec(block, space)
+    assert blocks
+    for block in blocks:
+        exec(block, space)
     if leaf is None:
         assert space["advantages"].shape == shape
     else:

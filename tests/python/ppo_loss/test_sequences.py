@@ -75,6 +75,16 @@ def test_weights_that_are_given(shape, level):
         assert same(getattr(got, name), getattr(plain, name)), name
 
 
+def test_weights_that_are_given_beside_those_of_tokens():
+    """Neither hides the other."""
+    rng = np.random.default_rng(5)
+    rho, w = (rng.exponential(1.0, (6, 37)).astype(FLOAT) for _ in range(2))
+    b = batch().but(others={})
+    check(b, importance_weights=rho, loss_weights=w)
+    both = b.loss(importance_weights=rho, loss_weights=w).loss
+    assert not same(both, b.loss(loss_weights=w).loss)
+
+
 def test_given_weights_are_those_of_use_tis():
     b = batch()
     u = (b.old - b.others["rollout_logprobs"]).astype("f8")
