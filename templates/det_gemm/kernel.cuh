@@ -56,13 +56,13 @@ extern "C" __global__ void __launch_bounds__(256)
   rlk::pack(copy);
 }
 
-#define RLK_MAIN(layout, a_lanes, b_lanes)                                            \
-  extern "C" __global__ void __launch_bounds__(rlk::kMainThreads, 1)                  \
-      rlk_det_gemm_fwd_main_##layout(const __grid_constant__ rlk::DetGemmCudaArgs a,  \
-                                     const __grid_constant__ rlk::DetGemmMaps maps) { \
-    rlk::multiply<a_lanes, b_lanes>(a, maps);                                         \
+#define RLK_MAIN(entry, a_lanes, b_lanes)                            \
+  extern "C" __global__ void __launch_bounds__(rlk::kMainThreads, 1) \
+      entry(const __grid_constant__ rlk::DetGemmCudaArgs a,          \
+            const __grid_constant__ rlk::DetGemmMaps maps) {         \
+    rlk::multiply<a_lanes, b_lanes>(a, maps);                        \
   }
-RLK_MAIN(kk, 0, 0)
-RLK_MAIN(kl, 0, 1)
-RLK_MAIN(lk, 1, 0)
-RLK_MAIN(ll, 1, 1)
+RLK_MAIN(rlk_det_gemm_fwd_main_kk, 0, 0)
+RLK_MAIN(rlk_det_gemm_fwd_main_kl, 0, 1)
+RLK_MAIN(rlk_det_gemm_fwd_main_lk, 1, 0)
+RLK_MAIN(rlk_det_gemm_fwd_main_ll, 1, 1)
