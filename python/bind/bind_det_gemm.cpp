@@ -31,8 +31,9 @@ py::object run(DetGemmCall& call, const Framework& framework, DType dtype,
   return out.object;
 }
 
-py::object forward(const py::dict& arguments) {
+py::object forward(const py::dict& arguments, bool sizes_vary) {
   DetGemmCall call;
+  call.sizes_vary = sizes_vary;
   const BoundArguments bound = bind_call(op(), arguments, call);
   op().check(call);
   const DType dtype = call.out_dtype != 0 ? DType::f32 : call.a.dtype;
@@ -146,7 +147,7 @@ py::tuple explain(const py::dict& arguments) {
 }  // namespace
 
 void bind_det_gemm(py::module_& module) {
-  module.def("det_gemm_forward", forward, py::arg("arguments"));
+  module.def("det_gemm_forward", forward, py::arg("arguments"), py::arg("sizes_vary") = false);
   module.def("det_gemm_backward", backward, py::arg("arguments"), py::arg("needs_a"),
              py::arg("needs_b"), py::arg("needs_bias"), py::arg("transposes_b") = false);
   module.def("det_gemm_accumulate", accumulate, py::arg("arguments"));

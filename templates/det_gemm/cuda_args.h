@@ -102,6 +102,7 @@ struct DetGemmCudaArgs {
   void* out;            // [num_rows][num_cols], 16-byte aligned
   int out_kind;         // a DetGemmOut; read where kOut is -1, else equal to it
   int group_tiles;      // rows of tiles in a group of the raster
+  int a_box_rows;       // sm_90a: of a's boxes along the terms; else a tile's
   unsigned* next_tile;  // sm_90a: counter of the launch, 0 before it; null where tiles are few
 };
 

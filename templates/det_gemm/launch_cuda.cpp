@@ -89,6 +89,9 @@ class Planner {
     plan_.blocks = std::min<Int64>(all, machine_.num_sms);
     plan_.threads = tile.threads();
     plan_.shared_bytes = tile.shared_bytes();
+    // Few rows need no whole box: zeros would be written for the others.
+    const bool is_short = plan_.args.a.along_lanes == 0 && product_.rows() < tile.rows;
+    plan_.args.a_box_rows = is_short ? static_cast<int>(round_up(product_.rows(), 8)) : tile.rows;
     if (tile.dynamic && all > plan_.blocks) plan_.args.next_tile = arena_.take<unsigned>(1);
   }
 
@@ -198,7 +201,7 @@ TensorMap map_of(const Driver& driver, DType dtype, const DetGemmMatrix& matrix,
 
 DetGemmMaps maps_of(const Driver& driver, DType dtype, const DetGemmCudaArgs& args, int tile) {
   const DetGemmSm90Tile shape = det_gemm_sm90_tile(tile);
-  return {map_of(driver, dtype, args.a, args.num_rows, args.num_terms, shape.rows),
+  return {map_of(driver, dtype, args.a, args.num_rows, args.num_terms, args.a_box_rows),
           map_of(driver, dtype, args.b, args.num_cols, args.num_terms, shape.cols)};
 }
 

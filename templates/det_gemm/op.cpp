@@ -78,7 +78,7 @@ jit::Specialization specialize(const jit::OpCall& base, Target target, const jit
   jit::Specialization spec =
       jit::Specialization{call.op, call.pass, target, {type_code(call.b.dtype)}}.generic();
   if (backend(target) == Backend::cpu) {
-    if (call.sums_tokens) return spec;  // no size of it is a model's
+    if (call.sums_tokens || call.sizes_vary) return spec;
     spec.values[k_k] = call.b.shape[0];
     spec.values[k_n] = call.b.shape[1];
     spec.values[k_a] = spec.values[k_b] = spec.values[k_out] = spec.values[k_tile] = 0;

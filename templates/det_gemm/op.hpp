@@ -25,6 +25,7 @@ struct DetGemmCall : jit::OpCall {
 
   Tensor out;  // dense; its dtype is what out_dtype says
   bool sums_tokens = false;
+  bool sizes_vary = false;   // none is a parameter's: they are arguments of the kernel
   bool accumulates = false;  // a sum over tokens: into out, which is float32
 
   std::optional<int> tile;  // CUDA: in place of the one that is chosen; an index of tile_names

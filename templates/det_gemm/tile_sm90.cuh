@@ -170,8 +170,8 @@ RLK_DEVICE void multiply_sm90(const Args& a, const DetGemmMaps& maps) {
   const Raster raster(ceil_div(a.num_rows, Loop::kRows), ceil_div(a.num_cols, Loop::kCols),
                       a.group_tiles);
   Store store{a, values, shared_address(stages) + Loop::kSharedBytes};
-  Loop::run({maps.a, maps.b, 0, static_cast<int>(a.num_terms), raster, a.next_tile}, barriers,
-            stages, store);
+  Loop::run({maps.a, maps.b, 0, static_cast<int>(a.num_terms), raster, a.next_tile, a.a_box_rows},
+            barriers, stages, store);
 }
 
 }  // namespace rlk

@@ -124,6 +124,9 @@ class LoopSm90 {
     int num_k;
     Raster raster;
     unsigned* counter;  // kDynamic: 0 before the launch; not read where a block each is enough
+    // Of A's boxes along the terms: fewer than a tile's where the matrix has no more. The rest of a
+    // stage then holds anything, and so do the rows of the tile that nobody asked for.
+    int box_rows = kRows;
   };
 
   // Barriers of a block; a static one of the kernel.
@@ -206,7 +209,7 @@ class LoopSm90 {
         const unsigned full = shared_address(&shared.full[stage.index]);
         const unsigned to = stages + stage.index * kStageBytes;
         mbarrier_wait(shared_address(&shared.empty[stage.index]), stage.parity ^ 1);
-        mbarrier_arrive_expect_tx(full, kStageBytes);
+        mbarrier_arrive_expect_tx(full, kStageBytes - (kRows - work.box_rows) * (kK * 2));
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box) {
           const unsigned panels = to + box * kPanelsBytes;
@@ -243,9 +246,9 @@ class LoopSm90 {
       if (index == kNoTile) break;
       const TilePosition position = work.raster.at(index);
       epilogue.begin(tile, position);
+      if constexpr (Epilogue::kLoads) epilogue.load(tile, position);
       // In ping-pong the tensor cores are one warpgroup's at a time, in the order of the copies.
       if (kPingPong) bar_sync(1 + group, 256);
-      if constexpr (Epilogue::kLoads) epilogue.load(tile, position);
       if constexpr (kCols == 192) {
         const int num_cols = epilogue.num_cols(position);
         if (num_cols <= 64) {

@@ -81,7 +81,7 @@ def test_every_block_runs(names, patched):
         if "ppo_loss" in block:
             assert torch.isfinite(there["loss"])
             assert names["hidden"].grad.abs().sum() > 0
-    assert sorted({*systems, "hf"}) == MODULES
+    assert sorted({*systems, "hf", "batch_invariant"}) == MODULES
     assert len(patched) >= len(systems)
 
 

@@ -127,6 +127,19 @@ TEST_F(LaunchDetGemmTest, EachTileHasItsShape) {
   }
 }
 
+TEST_F(LaunchDetGemmTest, FewRowsHaveShortBoxes) {
+  DetGemmCall call = forward(3, 64, 4096);
+  call.b = transposed(tensor(DType::bf16, {4096, 64}));
+  auto all = run(call, Target::sm_90a);
+  EXPECT_EQ(fake_.tensor_maps[0].box_rows, 8u);
+  EXPECT_EQ(all[0].args.a_box_rows, 8);
+  call.a = transposed(tensor(DType::bf16, {64, 8}));  // along the rows boxes are of 64
+  call.out = tensor(DType::bf16, {8, 4096});
+  all = run(call, Target::sm_90a);
+  EXPECT_EQ(fake_.tensor_maps[0].box_rows, 64u);
+  EXPECT_EQ(all[0].args.a_box_rows, 64);
+}
+
 TEST_F(LaunchDetGemmTest, TokensAreTheTermsOfTheBackward) {
   const DetGemmCall call = backward(1001, 512, 256);
   for (const Target target : {Target::sm_80, Target::sm_90a}) {
