@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """det_gemm on a GPU: its bits and values, then its times beside cuBLAS's in the same run.
 
-python benchmarks/det_gemm.py [--out FILE.json] [--skip-checks] [--tiles] [--rounds N]
+python benchmarks/det_gemm.py [--out FILE.json] [--check-seconds N] [--only large,few,wide,types]
+                              [--tiles] [--rounds N]
 
 Large products are timed by bursts, each between two bursts of torch.matmul on the same operands;
 few rows by CUDA graphs of 32 calls, with 8 weights in turn, so that none is in the L2 cache.
@@ -97,7 +98,7 @@ def check(dtype: Any, name: str, m: int, k: int, n: int, checks: Checks) -> None
     checks.near(grads.b[cols], x.T[cols], g, f"{label} dB")
     checks.near(total[cols], x.T[cols], g, f"{label} dB kept in float32")
     checks.expect(same(total.to(dtype), grads.b), f"{label} dB is its float32 sum, rounded")
-    tiles = TILES if dtype != torch.float32 else ("64x64", "64x192")
+    tiles = TILES if dtype != torch.float32 else ("64x64", "128x128")
     for tile in tiles:
         rlk.jit.configure(tile=tile)
         for at, bt in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -297,19 +298,19 @@ def few_rows(times: Times, tiles: Sequence[str]) -> None:
         times.few(f"{m}x{k}x{n} bf16 cold", base, ways, 2.0 * m * k * n)
 
 
-def run_times(rounds: int, all_tiles: bool) -> list[dict[str, Any]]:
+def run_times(rounds: int, all_tiles: bool, only: Sequence[str]) -> list[dict[str, Any]]:
     times = Times(rounds)
     head = ("product", "way", "ms", "cuBLAS ms", "ratio", "TFLOP/s")
     print("{:34s} {:12s} {:>9s} {:>9s} {:>6s} {:>6s}".format(*head), flush=True)
-    parts: tuple[Callable[[], None], ...] = (
-        lambda: large_products(times, TILES[:2] if all_tiles else ()),
-        lambda: few_rows(times, TILES if all_tiles else ()),
-        lambda: float32_results(times),
-        lambda: other_types(times),
-    )
-    for part in parts:
+    parts: dict[str, Callable[[], None]] = {
+        "few": lambda: few_rows(times, TILES if all_tiles else ()),
+        "types": lambda: other_types(times),
+        "large": lambda: large_products(times, TILES[:2] if all_tiles else ()),
+        "wide": lambda: float32_results(times),
+    }
+    for name in only or parts:
         try:
-            part()
+            parts[name]()
         except Exception as error:  # the rest may still tell something
             print(f"FAIL {type(error).__name__}: {error}"[:400], flush=True)
             torch.cuda.synchronize()
@@ -319,17 +320,18 @@ def run_times(rounds: int, all_tiles: bool) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--skip-checks", action="store_true")
+    parser.add_argument("--check-seconds", type=float, default=90.0, help="0: no checks")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=())
     parser.add_argument("--tiles", action="store_true", help="times every tile, not only the own")
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     found: dict[str, Any] = {"card": torch.cuda.get_device_name(), "torch": torch.__version__}
-    if not asked.skip_checks:
-        checks = run_checks(90.0)
+    if asked.check_seconds > 0:
+        checks = run_checks(asked.check_seconds)
         found |= {"passed": checks.passed, "failed": checks.failed}
     with torch.no_grad():
-        found["times"] = run_times(asked.rounds, asked.tiles)
+        found["times"] = run_times(asked.rounds, asked.tiles, asked.only)
     if asked.out:
         asked.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return 1 if found.get("failed") else 0

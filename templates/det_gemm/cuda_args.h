@@ -28,12 +28,12 @@ struct DetGemmTile {
 };
 constexpr DetGemmTile kDetGemmTiles[] = {
     {"128x192", 128, 192, kDetGemmSm90, 1.0},  // in a kernel's name it is left out
-    {"128x256", 128, 256, kDetGemmSm90, 1.05},
+    {"128x256", 128, 256, kDetGemmSm90, 1.025},
     {"64x128", 64, 128, kDetGemmSm90, 1.15},
     {"64x32", 64, 32, kDetGemmSm90, 1.9},
     {"64x64", 64, 64, kDetGemmSm90 | kDetGemmSm80 | kDetGemmFp32, 1.5},
     {"256x128", 256, 128, kDetGemmSm80, 1.0},
-    {"64x192", 64, 192, kDetGemmFp32, 1.0},
+    {"128x128", 128, 128, kDetGemmFp32, 1.0},
 };
 constexpr int kDetGemmNumTiles = sizeof(kDetGemmTiles) / sizeof(DetGemmTile);
 constexpr int kDetGemmSmall = 4;  // the one that all loops have

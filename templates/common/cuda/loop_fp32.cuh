@@ -3,7 +3,7 @@
 //
 // Terms are cut into blocks of kBlock from term 0 on. A block is one chain from zero over k
 // ascending, and blocks join the element in order: this keeps long sums of one sign accurate. 256
-// threads, each with 4 rows and kCols / 16 columns. Shared memory: kStages stages of both panels.
+// threads, each with kRows / 16 rows and kCols / 16 columns. Shared memory: kStages stages of both panels.
 #pragma once
 
 #include "common/cuda/element.cuh"
@@ -83,13 +83,13 @@ class LoopFp32 {
   static constexpr int kSharedBytes = Shape::kStages * kStageBytes;
 
   // See LoopSm80.
-  static constexpr int kRowsOfThread = 4;
+  static constexpr int kRowsOfThread = kRows / 16;
   static constexpr int kPairsOfThread = kCols / 32;
   static constexpr int kRowLanes = 16;
-  static constexpr int kRowsOfWarp = 8;
+  static constexpr int kRowsOfWarp = 2 * kRowsOfThread;
   static constexpr int kWarpCols = 1;
   RLK_DEVICE int warp_col() const { return 0; }
-  RLK_DEVICE int row(int i) const { return threadIdx.x / 16 * 4 + i; }
+  RLK_DEVICE int row(int i) const { return threadIdx.x / 16 * kRowsOfThread + i; }
   RLK_DEVICE int col(int j) const { return j / 2 * 64 + threadIdx.x % 16 * 4 + j % 2 * 2; }
   RLK_DEVICE int element(int col) const {
     const unsigned from_first = col - this->col(0);
@@ -109,7 +109,7 @@ class LoopFp32 {
       if (stage < num_steps) copy(first + stage * kStageBytes, a, b, stage * kK, num_k);
       cp_async_commit_group();
     }
-    float part[4][kColsOfThread];
+    float part[kRowsOfThread][kColsOfThread];
     set_zero(part);
 #pragma unroll 1
     for (int step = 0; step < num_steps; ++step) {
@@ -121,7 +121,7 @@ class LoopFp32 {
       multiply(part, static_cast<const char*>(shared) + step % kStages * kStageBytes);
       if ((step + 1) % (kBlock / kK) == 0 || step + 1 == num_steps) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < kRowsOfThread; ++i) {
 #pragma unroll
           for (int j = 0; j < kColsOfThread; ++j) sum_[i][j] = sum_[i][j] + part[i][j];
         }
@@ -135,11 +135,11 @@ class LoopFp32 {
  private:
   static constexpr int kStages = Shape::kStages;
   static constexpr int kColsOfThread = kCols / 16;
-  static_assert(kRows == 64 && kCols % 64 == 0 && kBlock % kK == 0 && kStages >= 2);
+  static_assert(kRows % 64 == 0 && kCols % 64 == 0 && kBlock % kK == 0 && kStages >= 2);
 
-  static RLK_DEVICE void set_zero(float (&x)[4][kColsOfThread]) {
+  static RLK_DEVICE void set_zero(float (&x)[kRowsOfThread][kColsOfThread]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kRowsOfThread; ++i) {
 #pragma unroll
       for (int j = 0; j < kColsOfThread; ++j) x[i][j] = 0.0f;
     }
@@ -155,11 +155,12 @@ class LoopFp32 {
     }
   }
 
-  RLK_DEVICE void multiply(float (&part)[4][kColsOfThread], const char* stage) const {
+  RLK_DEVICE void multiply(float (&part)[kRowsOfThread][kColsOfThread], const char* stage) const {
 #pragma unroll 1
     for (int k = 0; k < kK; k += 4) {
-      float a[4][4];
-      PanelA::read(a, stage, row(0), k);
+      float a[kRowsOfThread / 4][4][4];
+#pragma unroll
+      for (int i = 0; i < kRowsOfThread / 4; ++i) PanelA::read(a[i], stage, row(4 * i), k);
 #pragma unroll
       for (int j = 0; j < kColsOfThread; j += 4) {
         float b[4][4];
@@ -167,16 +168,18 @@ class LoopFp32 {
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
+          for (int i = 0; i < kRowsOfThread; ++i) {
 #pragma unroll
-            for (int l = 0; l < 4; ++l) part[i][j + l] = fma_rn(a[i][t], b[l][t], part[i][j + l]);
+            for (int l = 0; l < 4; ++l) {
+              part[i][j + l] = fma_rn(a[i / 4][i % 4][t], b[l][t], part[i][j + l]);
+            }
           }
         }
       }
     }
   }
 
-  float sum_[4][kColsOfThread];
+  float sum_[kRowsOfThread][kColsOfThread];
 };
 
 }  // namespace rlk

@@ -27,11 +27,11 @@ DTYPES = ("bfloat16", "float16")
 
 
 def tile_names() -> list[str]:
-    """As configure names them."""
+    """As configure names them; those of det_gemm, such as 128x192, are another op's."""
     with pytest.raises(rlk.InvalidArgument) as refused:
         rlk.jit.configure(tile="no such tile")
     (names,) = re.findall(r"expected one of tuned, (.*), got", str(refused.value))
-    return names.split(", ")
+    return [name for name in names.split(", ") if "x" not in name]
 
 
 def tile_of(p: Problem) -> str:
