@@ -15,8 +15,9 @@ from rlk._rules import DEFAULTS, WORDS, advantage_rules
 
 Parser = Callable[[str], Any]
 
-# What rlk's own dialect makes of an option that is not given.
-_RULES: Mapping[str, Any] = {**DEFAULTS, **vars(advantage_rules("rlk"))}
+# What rlk's own dialect makes of an option that is not given; its kl_clamp is of k3 alone, and one
+# that is given of every estimator.
+_RULES: Mapping[str, Any] = {**DEFAULTS, **vars(advantage_rules("rlk")), "kl_clamp": None}
 _TENSORS = {
     n for table in PARAMETERS.values() for n, (kind, _) in table.items() if kind == "tensor"
 }

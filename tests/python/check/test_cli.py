@@ -174,7 +174,7 @@ def test_options_as_a_line_names_them(capsys: Any) -> None:
 def test_every_option_set(capsys: Any) -> None:
     assert main([*REFERENCE, "--dtype", "fp32", "--option", "all"]) == 0
     lines = capsys.readouterr().out.splitlines()[:-1]
-    assert len({line.split("|")[0] for line in lines}) == len(lines) == 13
+    assert len({line.split("|")[0] for line in lines}) == len(lines) == 14
     for option in (
         "softcap=2.0",
         "return_entropy=True",

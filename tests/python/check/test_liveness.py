@@ -8,8 +8,12 @@ import pytest
 from rlk import _core
 from rlk.check.specs import SPECS
 
-# Options that change memory, and no value.
-NOT_SHOWN = {"logp": {"inplace_backward"}}
+# Options that change memory, and no value; that add outputs, and change none; a type.
+NOT_SHOWN = {
+    "linear_logp": {"return_stats"},
+    "logp": {"inplace_backward", "return_stats"},
+    "det_gemm": {"out_dtype"},
+}
 
 
 @pytest.mark.parametrize("op", SPECS)
