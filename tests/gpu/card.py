@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import time
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -52,7 +53,10 @@ def version(package: str) -> str:
 def facts() -> str:
     """One fact a line."""
     query = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.mem"
-    builtin = {path.name.split(".", 1)[1] for path in (PACK / "builtin").glob("*.rlk")}
+    builtin = set()
+    for archive in PACK.glob("builtin.tar.xz"):
+        with tarfile.open(archive) as packed:
+            builtin = {name.split(".", 1)[1] for name in packed.getnames()}
     lines = {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "commit": commit(),

@@ -4,7 +4,7 @@
 python tests/gpu/pack.py BUILTIN_LAYER LIBNVRTC_12
 
 headers/   header-only libraries, of this system's packages
-builtin/   the built-in CUDA kernels, made here by NVRTC 12.9
+builtin.tar.xz   the built-in CUDA kernels, made here by NVRTC 12.9
 wheels/    pybind11, and the Python packages of benchmarks/peers.txt
 nvrtc-12.9.tar.xz   that NVRTC, to be compared with the machine's own
 """
@@ -41,14 +41,13 @@ def pack_headers(folder: Path) -> None:
             shutil.copy(source, folder / name)
 
 
-def pack_builtin(layer: Path, folder: Path) -> None:
+def pack_builtin(layer: Path, archive: Path) -> None:
     entries = sorted(layer.glob("*.nvrtc-*.rlk"))
     if not entries:
         raise SystemExit(f"gpu-pack: no CUDA kernels in {layer}: was NVRTC 12.9 found?")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for entry in entries:
-        shutil.copy(entry, folder)
+    with tarfile.open(archive, "w:xz", preset=1) as packed:
+        for entry in entries:
+            packed.add(entry, entry.name)
 
 
 def pack_wheels(requirements: str, folder: Path) -> None:
@@ -86,7 +85,7 @@ def main(layer: Path, library: Path) -> int:
     folder = PACK
     folder.mkdir(exist_ok=True)
     pack_headers(folder / "headers")
-    pack_builtin(layer, folder / "builtin")
+    pack_builtin(layer, folder / "builtin.tar.xz")
     peers = (card.ROOT / "benchmarks" / "peers.txt").read_text()
     pack_wheels(f"pybind11>=3.0,<4\n{peers}", folder / "wheels")
     pack_nvrtc(library, folder)

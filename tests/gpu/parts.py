@@ -26,6 +26,7 @@ from card import PACK, ROOT
 
 BUILD = ROOT / "build" / "gpu"
 SITE = BUILD / "site"
+BUILTIN = BUILD / "builtin"
 NVRTC_12 = BUILD / "nvrtc" / "libnvrtc.so.12"
 JOBS = str(len(os.sched_getaffinity(0)))
 SANITIZER_TOOLS = ("memcheck", "initcheck", "synccheck", "racecheck")
@@ -54,13 +55,14 @@ class Part:
 def build(_: Run) -> list[list[Command]]:
     for wheel in (PACK / "wheels").glob("*.whl"):  # pure Python all
         shutil.unpack_archive(wheel, SITE, format="zip")
-    for archive in PACK.glob("nvrtc-*.tar.xz"):
-        shutil.unpack_archive(archive, NVRTC_12.parent, filter="data")
+    for pattern, folder in (("nvrtc-*.tar.xz", NVRTC_12.parent), ("builtin.tar.xz", BUILTIN)):
+        for archive in PACK.glob(pattern):
+            shutil.unpack_archive(archive, folder, filter="data")
     configure = ["cmake", "--fresh", "--preset", "gpu", f"-DPython_EXECUTABLE={sys.executable}"]
     # Warnings of a compiler that nobody tried are no failure.
     configure += ["--compile-no-warning-as-error"]
     configure += [f"-DRLK_NVRTC_12={NVRTC_12}"] if NVRTC_12.exists() else []
-    configure += [f"-DRLK_HEADERS={PACK / 'headers'}", f"-DRLK_BUILTIN={PACK / 'builtin'}"]
+    configure += [f"-DRLK_HEADERS={PACK / 'headers'}", f"-DRLK_BUILTIN={BUILTIN}"]
     return [[configure], [["cmake", "--build", str(BUILD), "--parallel", JOBS]]]
 
 

@@ -17,7 +17,7 @@ def tree(tmp_path: Path) -> Path:
     (folder / "tests").mkdir(parents=True)
     shutil.copy2(ROOT / "dev", folder)
     shutil.copytree(ROOT / "tests" / "gpu", folder / "tests" / "gpu")
-    for name in ("headers", "builtin", "wheels"):
+    for name in ("headers", "wheels"):
         (folder / "gpu_pack" / name).mkdir(parents=True)
     (folder / "bin").mkdir()
     for name in ("cmake", "ctest", "compute-sanitizer"):
