@@ -193,8 +193,8 @@ def ce_loss_fn(inputs: Any) -> Any:
 
 def _loss(inputs: Any, advantages: Tensor, **options: Any) -> Any:
     log_probs, weights = inputs.trainer_logprobs, inputs.loss_weights
-    if weights is None:
-        options["loss_reduction"] = "token_sum"
+    if weights is None:  # the KL's too, of which a dialect may have another
+        options |= {"loss_reduction": "token_sum", "kl_reduction": "policy"}
     return jit.ppo_loss(
         log_probs,
         inputs.inference_logprobs,

@@ -125,6 +125,15 @@ def test_a_loss_of_its_configuration(policy_loss: str):
     assert torch.equal(total, by_sum)
 
 
+@pytest.mark.parametrize("dialect", rlk.losses.DIALECTS)
+def test_the_kl_of_each_dialect_is_summed(dialect: str):
+    s = sample(has_weights=False)
+    options = {"dialect": dialect, "kl_estimator": "k2"}
+    plain, kl = (prime_rl.policy_loss(s, **options, kl_coef=c).loss for c in (0.0, 1.0))
+    want = ((s.ref_logprobs - s.trainer_logprobs).square() / 2)[s.loss_mask].sum()
+    torch.testing.assert_close(kl - plain, want, rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_refused():
     s = sample()
     for name, value in (
