@@ -183,9 +183,13 @@ class Patch:
         self._changes.append(_Change(owner, name, old, new))
 
     def _undo(self, num_extra: int) -> list[str]:
-        """Names that could not be put back."""
+        """Names that could not be put back. Of errors of `extra` the first is raised at the end."""
+        errors = []
         for _, disable in reversed(self._extra[:num_extra]):
-            disable()
+            try:
+                disable()
+            except Exception as error:
+                errors.append(error)
         lost = []
         for owner, name, old, new in reversed(self._changes):
             if vars(owner).get(name, _ABSENT) is not new:
@@ -199,6 +203,8 @@ class Patch:
                 for module, other in _references(new):  # imported from there since
                     setattr(module, other, old)
         self._changes.clear()
+        if errors:
+            raise errors[0]
         return lost
 
 

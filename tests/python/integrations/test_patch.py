@@ -160,6 +160,22 @@ def test_extra_runs_both_ways_and_failures_leave_nothing(fakes):
     assert fakes["fake.ops"].logp is Theirs.logp
 
 
+def test_what_extra_cannot_undo_keeps_nothing_else_replaced(fakes):
+    told = []
+
+    def fail():
+        raise KeyError("somebody has emptied the registry")
+
+    extra = ((list, lambda: told.append("off")), (list, fail))
+    patch = make(Seam("fake.ops:logp", ours), extra=extra)
+    patch.on()
+    with pytest.raises(KeyError, match="emptied"):
+        patch.off()
+    assert fakes["fake.ops"].logp is fakes["fake.user"].its_logp is Theirs.logp
+    assert told == ["off"]
+    assert not patch.is_on
+
+
 def test_what_was_replaced_again_stays_and_is_told(fakes):
     patch = make(Seam("fake.ops:logp", ours))
     patch.on()

@@ -128,6 +128,9 @@ def unpatch() -> None:
 
     Raises:
         rlk.Unsupported: something has replaced a name since, which stays as it is.
+        ValueError: SkyRL's, for a name that its registry has no more. The rest is undone.
     """
-    _LOSSES.off()
-    _LOG_PROBS.off()
+    try:
+        _LOSSES.off()
+    finally:
+        _LOG_PROBS.off()
