@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlk._loss_options import as_float
 from rlk.errors import fail
 
 MISSING = "???"  # how OmegaConf and its users mark a value that is still to be given
@@ -28,3 +29,9 @@ def get(op: str, config: Any, name: str, default: Any) -> Any:
         expected = f"a value in the place of {MISSING}, which marks a missing one"
         fail(op, name, expected, repr(value))
     return default if value is None else value
+
+
+def clip_low(value: Any) -> Any:
+    """eps_clip_low of a system's clip: a ratio is above 0, so that any bound below is 0."""
+    number = as_float(value)
+    return value if number is None else min(number, 1.0)

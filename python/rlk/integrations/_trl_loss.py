@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rlk import jit
 from rlk.errors import Fault, Unsupported, text
 from rlk.integrations import _trl_metrics
+from rlk.integrations._config import clip_low
 
 __all__ = ["CALLED", "compute_loss"]
 
@@ -187,7 +188,7 @@ def _policy_loss(trainer: Any, batch: Batch, inputs: dict[str, Any]) -> Tensor:
         "ratio_level": trainer.importance_sampling_level,
     }
     if is_clipped:
-        options["eps_clip_low"] = trainer.epsilon_low
+        options["eps_clip_low"] = clip_low(trainer.epsilon_low)
         options["delta"] = trainer.args.delta
     if is_clipped or kind == "cispo":
         options["eps_clip_high"] = trainer.epsilon_high

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from rlk import jit
 from rlk._loss_options import as_float
 from rlk.errors import fail, renamed, text
+from rlk.integrations._config import clip_low
 from rlk.integrations._patch import Patch, Seam
 
 __all__ = ["log_probs_from_logits", "patch", "policy_loss", "unpatch"]
@@ -97,7 +98,7 @@ def policy_loss(
         "policy_loss": kind,
         "loss_reduction": "token" if is_token else "seq",
         "global_tokens" if is_token else "global_sequences": _count(count),
-        "eps_clip_low": options.clip_eps_low,
+        "eps_clip_low": clip_low(options.clip_eps_low),
         "eps_clip_high": options.clip_eps_high,
         "importance_weights": weights,
     }
@@ -188,7 +189,7 @@ def _mean(values: Tensor, mask: Tensor | None) -> Tensor:
     import torch
 
     if mask is None:
-        return values.mean()
+        return values.mean() if values.numel() else values.sum()
     active = mask != 0
     return torch.where(active, values, 0.0).sum() / active.sum().clamp(min=1)
 

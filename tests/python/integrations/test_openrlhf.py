@@ -145,6 +145,17 @@ def test_dual_clip_is_of_both_losses(batch, kind, cap):
     assert loss.item() == pytest.approx(want.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["ppo", "gspo"])
+def test_a_clip_below_a_ratio_of_0_is_at_0(batch, kind):
+    losses = [run(batch, policy_loss_type=kind, clip_eps_low=low)[0] for low in (1.5, 1.0)]
+    assert torch.equal(*losses)
+
+
+def test_without_any_token():
+    found = run((torch.zeros(2, 0),) * 3 + (None, None))
+    assert [part.item() for part in found[:3]] == [0, 0, 0]
+
+
 def test_without_an_active_token(batch):
     log_prob, old, advantages, mask, rollout = batch
     found = run(

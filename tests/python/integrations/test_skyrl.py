@@ -170,6 +170,35 @@ def test_a_correction_needs_rollout_log_probs(batch):
             run((*batch[:4], None), **options)
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_batches_without_tokens(shape):
+    empty = torch.zeros(shape)
+    options = {"tis_ratio_type": "sequence", "sequence_mask_metric": "geometric"}
+    loss, metrics = run((empty,) * 5, **options)
+    assert loss == 0
+    assert metrics["is_ratio_max"] == metrics["is_ratio_std"] == 0
+
+
+@pytest.mark.parametrize(
+    ("cap", "expected"), [(-1.0, "a number from 0 up"), (float("nan"), "a number or None")]
+)
+def test_a_cap_is_checked_beside_masks_too(batch, cap, expected):
+    options = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
+    for level in ("token", "sequence"):
+        name = f"{level}_tis_ratio_clip_high"
+        with pytest.raises(rlk.InvalidArgument, match=f"{name}: expected {expected}"):
+            run(batch, tis_ratio_type=level, **options, **{name: cap})
+
+
+def test_a_bound_that_is_nan_is_refused(batch):
+    with pytest.raises(rlk.InvalidArgument, match="threshold_high: expected a number or None"):
+        run(batch, outlier_token_is_threshold_high=float("nan"))
+
+
+def test_a_clip_below_a_ratio_of_0_is_at_0(batch):
+    assert run(batch, eps_clip_low=1.5) == run(batch, eps_clip_low=1.0)
+
+
 class HFModelWrapper:
     def forward(self, logits, ids, compute_entropy=False, entropy_requires_grad=True):
         wrapper = sys.modules["skyrl.backends.skyrl_train.workers.model_wrapper"]

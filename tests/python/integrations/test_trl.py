@@ -243,6 +243,14 @@ def test_loss_with_kl_and_weights(package, outputs, loss_type, level):
     assert not log
 
 
+def test_a_clip_below_a_ratio_of_0_is_at_0(package, outputs):
+    losses = []
+    for low in (1.5, 1.0):
+        trainer, inputs = make(package, outputs, epsilon_low=low)
+        losses.append(trainer._compute_loss(None, inputs))
+    assert torch.equal(*losses)
+
+
 def test_masks_of_tokens_and_sequences_take_the_policy_alone(package, outputs):
     log_probs, entropies, mask = outputs
     trainer, inputs = make(

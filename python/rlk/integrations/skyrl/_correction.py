@@ -57,9 +57,12 @@ def read(config: Any) -> Correction:
         absent, other = ("low", "high") if low is None else ("high", "low")
         other = f"token_mask_is_threshold_{other}"
         _fail(f"token_mask_is_threshold_{absent}", f"a number with {other}, which needs both", None)
+    cap = None if level is None else _number(section, f"{level}_tis_ratio_clip_high")
+    if cap is not None and not cap >= 0:
+        _fail(f"{level}_tis_ratio_clip_high", "a number from 0 up", cap)
     found = Correction(
         level=level,
-        cap=None if level is None else _number(section, f"{level}_tis_ratio_clip_high"),
+        cap=cap,
         outlier_low=_number(section, "outlier_token_is_threshold_low"),
         outlier_high=_number(section, "outlier_token_is_threshold_high"),
         token_bounds=None if low is None or high is None else (low, high),
@@ -129,9 +132,9 @@ def _of_all(ratio: Tensor, active: Tensor) -> dict[str, Tensor]:
     known = torch.where(active, ratio, 0.0)
     return {
         "is_ratio_mean": known.sum() / active.sum().clamp(min=1),
-        "is_ratio_std": known.std(),
-        "is_ratio_max": known.max(),
-        "is_ratio_min": known.min(),
+        "is_ratio_std": known.std() if known.numel() else known.sum(),
+        "is_ratio_max": known.max() if known.numel() else known.sum(),
+        "is_ratio_min": known.min() if known.numel() else known.sum(),
     }
 
 
@@ -158,7 +161,7 @@ def _word(section: Any, name: str, words: tuple[str, ...]) -> str | None:
 def _number(section: Any, name: str) -> float | None:
     value = get("ppo_loss", section, f"{SECTION}.{name}", None)
     number = as_float(value)
-    if value is not None and number is None:
+    if value is not None and (number is None or number != number):
         _fail(name, "a number or None", value)
     return number
 

@@ -9,7 +9,7 @@ from rlk import jit
 from rlk._loss_options import NEEDS_LENGTH, as_float
 from rlk._rules import rules
 from rlk.errors import fail, text
-from rlk.integrations._config import get
+from rlk.integrations._config import clip_low, get
 from rlk.integrations.skyrl import _correction
 from rlk.losses import POLICY_LOSSES
 
@@ -210,6 +210,7 @@ def _read(
     # The fused loss has a switch of its own; SkyRL's other names say it.
     defaults = {"eps_clip_low": 0.2, "eps_clip_high": 0.2, "use_dual_clip": kind == "dual_clip"}
     options |= {name: _get(config, name, value) for name, value in defaults.items()}
+    options["eps_clip_low"] = clip_low(options["eps_clip_low"])
     if options["use_dual_clip"]:
         options["clip_ratio_c"] = _get(config, "clip_ratio_c", 3.0)
     if kind == "sapo":
