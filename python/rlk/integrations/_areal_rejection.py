@@ -55,9 +55,10 @@ class Sequences:
         return each.repeat_interleave(self._lengths, output_size=flat.numel()).view_as(values)
 
     def mean(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Over the active tokens of each sequence, at each of its tokens."""
-        total = self.total(torch.where(mask, values, 0.0))
-        return total / self.total(mask.to(values.dtype)).clamp(min=1)
+        """Over the active tokens of each sequence, at each of its tokens. Of 16 bits in float32."""
+        values = torch.where(mask, values, 0.0)
+        values = values.float() if values.itemsize < 4 else values
+        return self.total(values) / self.total(mask.to(values.dtype)).clamp(min=1)
 
 
 class Rejection(NamedTuple):

@@ -119,6 +119,15 @@ def test_nemo_rl_with_positive_examples(b):
     assert (none.item(), metrics["positive_nll_loss"]) == (plain.item(), 0.0)
 
 
+def test_sequences_of_areal_are_counted_past_what_bfloat16_counts():
+    old, mask = -torch.ones(1, 2000), torch.ones(1, 2000, dtype=torch.bool)
+    away = torch.where(torch.arange(2000) < 1000, 0.125, 0.375)
+    tensors = [x.bfloat16() for x in (old + away, old, old, -old)]
+    _, stat = areal.ppo_actor_loss_fn(*tensors, 0.2, mask, importance_sampling_level="sequence")
+    want = torch.full_like(old, 0.25).exp()
+    torch.testing.assert_close(stat["importance_weight"].float(), want, rtol=4e-3, atol=0)
+
+
 def test_batches_without_tokens(b):
     b.mask = torch.zeros(B, T, dtype=torch.bool)
     losses = [
