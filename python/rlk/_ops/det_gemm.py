@@ -144,7 +144,7 @@ def explain_linear(arguments: Arguments) -> tuple[str, str, str, str, str]:
 
 def _transposed(weight: Any) -> Any:
     if getattr(weight, "ndim", 2) != 2:
-        fail("linear", "weight", "shape [N, K]", text(weight))
+        fail("linear", "weight", "shape [N, K]", str(list(weight.shape)))
     return getattr(weight, "T", weight)
 
 
