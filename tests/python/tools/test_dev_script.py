@@ -73,6 +73,13 @@ def test_an_unknown_command_is_named(tree: Path) -> None:
     assert done.stderr.splitlines()[-1] == "dev: unknown command: tset"
 
 
+def test_an_unknown_set_of_integrations_is_named_before_anything_is_built(tree: Path) -> None:
+    done = run(tree, "integrations", "--help")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dev: integrations: no set --help; there are: hf trl verl ")
+
+
 def test_without_apt_the_first_missing_tool_is_named(tree: Path) -> None:
     done = run(tree, "demo")
     assert done.returncode == 1
