@@ -53,6 +53,7 @@ ELSEWHERE = {
     "rollout_log_probs": "rollout_logprobs",
     "ref_log_prob": "ref_log_probs",
     "response_mask": "loss_mask",
+    "mask": "loss_mask",
     "epsilon": "eps_clip_low and eps_clip_high",
     "epsilon_high": "eps_clip_high",
     "clip_eps": "eps_clip_low and eps_clip_high",

@@ -83,7 +83,7 @@ def diff(a: str, b: str, batch: Mapping[str, Any] | None = None, **options: Any)
         fail("ppo_loss", "batch", f"one with {next(iter(options))}", "None")
     if batch is not None:
         if not isinstance(batch, Mapping):
-            fail("ppo_loss", "batch", "arguments by name", type(batch).__name__)
+            fail("ppo_loss", "batch", "a dict of arguments by name", type(batch).__name__)
         rows += _outcomes(a, b, {**batch, **options})
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     lines = [f"{r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}  {r[2]}" for r in rows]

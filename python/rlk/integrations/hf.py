@@ -109,6 +109,9 @@ def linear_logp(
         >>> hidden = model.model(ids).last_hidden_state[:, :-1]
         >>> log_probs = rlk.integrations.hf.linear_logp(model, hidden, ids[:, 1:], temperature=0.7)
     """
+    if not hasattr(hidden, "device"):  # the model's output, say
+        expected = "a torch tensor, such as last_hidden_state"
+        fail("hf.linear_logp", "hidden", expected, type(hidden).__name__)
     weight, bias, cap, scale = head(model, softcap=softcap, logit_scale=logit_scale)
     hidden, weight, bias = in_one_dtype(hidden, weight, bias)
     return jit.linear_logp(

@@ -99,6 +99,6 @@ def test_the_table_has_the_names_that_errors_explain():
             if name in ELSEWHERE:
                 told.setdefault(name, set()).add(option.strip("`"))
     # Names of grpo_loss here, of OpenRLHF, of a mask.
-    assert set(ELSEWHERE) - set(told) == {"clip_eps", "eps_clip", "response_mask"}
+    assert set(ELSEWHERE) - set(told) == {"clip_eps", "eps_clip", "response_mask", "mask"}
     for name, options in told.items():
         assert options >= set(ELSEWHERE[name].split(" and ")), name

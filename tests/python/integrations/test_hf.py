@@ -121,6 +121,9 @@ def test_wrappers_are_looked_through(rows):
         hf.head(nothing)
     with pytest.raises(rlk.InvalidArgument, match="one with a head"):
         hf.head(nn.Linear(2, 2))
+    output = SimpleNamespace(last_hidden_state=torch.zeros(N, D))
+    with pytest.raises(rlk.InvalidArgument, match=r"hidden: expected .*, such as last_hidden"):
+        hf.linear_logp(model, output, torch.zeros(N, dtype=torch.int64))
     with pytest.raises(rlk.Unsupported, match=r"the head's 8 columns .* with 99"):
         hf.head(Model(hidden_size=99))
     with pytest.raises(rlk.InvalidArgument, match="final_logit_softcapping: expected a number"):

@@ -184,6 +184,8 @@ def test_diff_prints_rules_and_losses():
         diff("no", "rlk")
     with pytest.raises(rlk.InvalidArgument, match=r"batch: expected one with delta, got None"):
         diff("verl", "trl", delta=2.0)
+    with pytest.raises(rlk.InvalidArgument, match=r"batch: expected a dict of .*, got tuple"):
+        diff("verl", "trl", (b.log_probs, b.old, b.advantages))
 
 
 def test_diff_shows_gradients_where_losses_agree():

@@ -56,7 +56,11 @@ def test_estimators_of_verl_are_told_their_name(word, here):
 def test_unknown_options():
     """RLinf 316: nothing is swallowed."""
     b = batch()
-    for name, here in (("clip_ratio", "here it is eps_clip_low"), ("clips", "see help(rlk.jit")):
+    for name, here in (
+        ("clip_ratio", "here it is eps_clip_low"),
+        ("mask", "here it is loss_mask"),
+        ("clips", "see help(rlk.jit"),
+    ):
         message = rf"^ppo_loss: {name}: expected an option that exists; {re.escape(here)}"
         for call in (b.loss, b.grads):
             with pytest.raises(TypeError, match=message):
