@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from rlk import jit
+from rlk.errors import fail
 from rlk.integrations._nemo_rl_metrics import at_least_one, mean_weight, of_tokens, share
 from rlk.integrations._patch import Patch, Seam
 
@@ -41,7 +42,7 @@ def clipped_pg_loss(
             loss_type). All are honoured.
         next_token_logprobs: ``[B, T - 1]``, any floating dtype.
         data: advantages, prev_logprobs, generation_logprobs, reference_policy_logprobs and
-            token_mask ``[B, T]``, sample_mask ``[B]``, and, where they are there,
+            token_mask ``[B, T]``, sample_mask ``[B]`` (both of 0 and 1), and, where they are there,
             curr_logprobs_unfiltered ``[B, T - 1]`` and rewards ``[B]``.
         global_valid_seqs, global_valid_toks: counts over all micro-batches and ranks, one element.
 
@@ -50,14 +51,15 @@ def clipped_pg_loss(
         wait for the device, once.
 
     Raises:
-        rlk.InvalidArgument: as `rlk.jit.ppo_loss`.
+        rlk.InvalidArgument: as `rlk.jit.ppo_loss`, and for masks that hold parts of 1.
 
     Example:
         >>> loss, metrics = ClippedPGLossFn(config)(log_probs, data, num_sequences, num_tokens)
     """
     log_probs = next_token_logprobs
     token_mask, sample_mask = data["token_mask"][:, 1:], data["sample_mask"]
-    mask = (token_mask * sample_mask.unsqueeze(-1)).bool()
+    weighted = token_mask * sample_mask.unsqueeze(-1)
+    mask = weighted.bool()
     generation = data["generation_logprobs"][:, 1:]
     # NeMo-RL computes no log-probs of the previous policy where the policy is still that one.
     is_on_policy = loss_fn.force_on_policy_ratio
@@ -101,7 +103,10 @@ def clipped_pg_loss(
         zero = torch.zeros((), device=mask.device)
         found["positive_nll_loss"] = zero if positive is None else positive
         found["kl_penalty"] = parts.kl_loss if kl else zero
-        values = torch.stack([x.detach().float().reshape(()) for x in found.values()]).tolist()
+        tensors = (*found.values(), (weighted != mask).any())
+        *values, is_part = torch.stack([x.detach().float().reshape(()) for x in tensors]).tolist()
+    if is_part:
+        fail("ppo_loss", "sample_mask", "0 or 1, as in token_mask", "another value in one of them")
     return loss, dict(zip(found, values, strict=True))
 
 

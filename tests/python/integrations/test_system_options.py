@@ -68,7 +68,9 @@ def b():
 
 
 def of_nemo(b: Any, counts: Any = None, **options: Any) -> Any:
-    data = {name: options.pop(name) for name in ("rewards", "unfiltered") if name in options}
+    own = ("rewards", "unfiltered", "sample_mask")
+    data = {"sample_mask": torch.ones(B)}
+    data |= {name: options.pop(name) for name in own if name in options}
     if "unfiltered" in data:
         data["curr_logprobs_unfiltered"] = data.pop("unfiltered")
     data |= {
@@ -77,7 +79,6 @@ def of_nemo(b: Any, counts: Any = None, **options: Any) -> Any:
         "reference_policy_logprobs": b.ref,
         "token_mask": b.mask,
         "advantages": b.advantages,
-        "sample_mask": torch.ones(B),
     }
     for name in ("prev", "generation", "reference_policy"):
         name = f"{name}_logprobs"
@@ -117,6 +118,13 @@ def test_nemo_rl_with_positive_examples(b):
     assert metrics["positive_nll_loss"] == pytest.approx(nll.item(), rel=1e-5)
     none, metrics = of_nemo(b, rewards=-rewards.abs(), positive_example_nll_weight=0.5)
     assert (none.item(), metrics["positive_nll_loss"]) == (plain.item(), 0.0)
+
+
+def test_nemo_rl_takes_no_part_of_a_sample(b):
+    whole, _ = of_nemo(b, sample_mask=torch.tensor([1.0, 0.0, 1.0, 1.0]))
+    assert whole.isfinite()
+    with pytest.raises(rlk.InvalidArgument, match="sample_mask: expected 0 or 1, as in token_mask, got"):
+        of_nemo(b, sample_mask=torch.tensor([1.0, 0.5, 1.0, 1.0]))
 
 
 def test_sequences_of_areal_are_counted_past_what_bfloat16_counts():
