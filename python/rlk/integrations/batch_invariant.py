@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlk import _core
-from rlk.errors import Fault, Unsupported
+from rlk.errors import Fault, Unsupported, fail
 
 __all__ = ["is_patched", "mode", "patch", "unpatch"]
 
@@ -115,6 +115,9 @@ def _functions(torch: Any) -> dict[str, Any]:
     def into(function: Any) -> Any:
         def run(*arguments: Any, out: Any, **options: Any) -> Any:
             found = function(*arguments, **options)
+            if out.dtype != found.dtype:
+                names = (str(x.dtype).removeprefix("torch.") for x in (found, out))
+                fail("batch_invariant", "out", f"dtype {next(names)}", next(names))
             out.resize_(found.shape)
             return out.copy_(found)
 

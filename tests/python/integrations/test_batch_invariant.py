@@ -83,6 +83,15 @@ def test_scaled_sums_and_outputs():
     torch.testing.assert_close(nothing, a @ b)
 
 
+def test_an_output_of_another_dtype_is_refused():
+    a, b, c = draw(3, 4), draw(4, 5), draw(3, 5)
+    out = torch.empty(3, 5, dtype=torch.int32)
+    with batch_invariant.mode():
+        for run in (lambda: torch.mm(a, b, out=out), lambda: torch.addmm(c, a, b, out=out)):
+            with pytest.raises(rlk.InvalidArgument, match="out: expected dtype float32, got int32"):
+                run()
+
+
 def test_the_rest_is_torchs():
     a, b = draw(3, 4), draw(4, 5)
     with batch_invariant.mode():
