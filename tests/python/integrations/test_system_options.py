@@ -123,7 +123,9 @@ def test_nemo_rl_with_positive_examples(b):
 def test_nemo_rl_takes_no_part_of_a_sample(b):
     whole, _ = of_nemo(b, sample_mask=torch.tensor([1.0, 0.0, 1.0, 1.0]))
     assert whole.isfinite()
-    with pytest.raises(rlk.InvalidArgument, match="sample_mask: expected 0 or 1, as in token_mask, got"):
+    with pytest.raises(
+        rlk.InvalidArgument, match="sample_mask: expected 0 or 1, as in token_mask, got"
+    ):
         of_nemo(b, sample_mask=torch.tensor([1.0, 0.5, 1.0, 1.0]))
 
 
