@@ -27,8 +27,10 @@ from rlk.errors import Fault, Unsupported, fail
 
 __all__ = ["is_patched", "mode", "patch", "unpatch"]
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _library: Any = None  # of the replaced kernels, while they are in force
+_is_asked = False  # by patch()
+_num_open = 0  # blocks of mode(), of all threads
 
 
 def is_patched() -> bool:
@@ -42,12 +44,13 @@ def patch() -> None:
     Raises:
         rlk.Unsupported: torch is not imported.
     """
-    global _library
+    global _library, _is_asked
     torch = _core.ready_torch()
     if torch is None:
         expected = "torch to be imported"
         raise Unsupported(Fault("batch_invariant", "torch", expected, "a process without it"))
     with _lock:
+        _is_asked = True
         if _library is not None:
             return
         library = torch.library.Library("aten", "IMPL")
@@ -61,8 +64,9 @@ def patch() -> None:
 
 def unpatch() -> None:
     """Puts torch's own products back."""
-    global _library
+    global _library, _is_asked
     with _lock:
+        _is_asked = False
         if _library is not None:
             _library._destroy()
             _library = None
@@ -72,14 +76,35 @@ def unpatch() -> None:
 def mode(enabled: bool = True) -> Iterator[None]:
     """Within it products are rlk's, or with enabled=False torch's own; then as before.
 
-    It holds for all threads of the process, as `patch` does.
+    It holds for all threads of the process, as `patch` does: blocks of several threads may overlap,
+    and the last that ends puts torch's own back. Products that run while the first begins or the
+    last ends may fail.
     """
-    before = is_patched()
-    (patch if enabled else unpatch)()
+    asked, opened = _enter(enabled)
     try:
         yield
     finally:
-        (patch if before else unpatch)()
+        _leave(asked, opened)
+
+
+def _enter(enabled: bool) -> tuple[bool, int]:
+    """What `_leave` is to put back: whether patch() asked, and by how much the blocks change."""
+    global _is_asked, _num_open
+    with _lock:
+        asked, opened = _is_asked, -1 if enabled else _num_open
+        (patch if enabled else unpatch)()
+        _is_asked = asked and enabled
+        _num_open += -opened
+        return asked, opened
+
+
+def _leave(asked: bool, opened: int) -> None:
+    global _is_asked, _num_open
+    with _lock:
+        _num_open += opened
+        is_wanted = asked or _num_open > 0
+        (patch if is_wanted else unpatch)()
+        _is_asked = asked
 
 
 def _functions(torch: Any) -> dict[str, Any]:

@@ -83,6 +83,23 @@ def test_scaled_sums_and_outputs():
     torch.testing.assert_close(nothing, a @ b)
 
 
+def test_blocks_of_several_threads_may_overlap():
+    first, second = batch_invariant.mode(), batch_invariant.mode()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert batch_invariant.is_patched()
+    with batch_invariant.mode(False):
+        assert not batch_invariant.is_patched()
+    assert batch_invariant.is_patched()
+    second.__exit__(None, None, None)
+    assert not batch_invariant.is_patched()
+    batch_invariant.patch()
+    with batch_invariant.mode(False), batch_invariant.mode():
+        assert batch_invariant.is_patched()
+    assert batch_invariant.is_patched()
+
+
 def test_an_output_of_another_dtype_is_refused():
     a, b, c = draw(3, 4), draw(4, 5), draw(3, 5)
     out = torch.empty(3, 5, dtype=torch.int32)
