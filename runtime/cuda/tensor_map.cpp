@@ -12,8 +12,9 @@ constexpr int k_no_interleave = 0, k_swizzle_128 = 3, k_l2_promotion_256 = 3, k_
 
 }  // namespace
 
-void make_tensor_map(void* map, const Driver& driver, DType dtype, const MatrixView& matrix,
-                     int box_rows) {
+void make_tensor_map(void* map, Driver& driver, DeviceOrdinal device, DType dtype,
+                     const MatrixView& matrix, int box_rows) {
+  const DeviceGuard guard(driver, device);
   const std::uint64_t sizes[] = {static_cast<std::uint64_t>(matrix.num_cols),
                                  static_cast<std::uint64_t>(matrix.num_rows)};
   const std::uint64_t strides_bytes[] = {static_cast<std::uint64_t>(matrix.pitch) * 2};

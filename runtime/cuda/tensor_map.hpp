@@ -18,9 +18,9 @@ struct MatrixView {
 };
 
 // Fills 128 bytes, 64-byte aligned, with a map of boxes of box_rows x 64, swizzled in rows of 128
-// bytes; zeros outside of the matrix. dtype: bf16 or f16. Throws CallError where the driver
-// refuses.
-void make_tensor_map(void* map, const Driver& driver, DType dtype, const MatrixView& matrix,
-                     int box_rows);
+// bytes; zeros outside of the matrix. dtype: bf16 or f16. On any thread, one that has no context
+// yet too. Throws CallError where the driver refuses.
+void make_tensor_map(void* map, Driver& driver, DeviceOrdinal device, DType dtype,
+                     const MatrixView& matrix, int box_rows);
 
 }  // namespace rlk::runtime::cuda

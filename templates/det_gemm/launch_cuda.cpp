@@ -185,8 +185,8 @@ class Queue {
   Stream stream_;
 };
 
-TensorMap map_of(const Driver& driver, DType dtype, const DetGemmMatrix& matrix, Int64 lanes,
-                 Int64 terms, int tile_lanes) {
+TensorMap map_of(Driver& driver, DeviceOrdinal device, DType dtype, const DetGemmMatrix& matrix,
+                 Int64 lanes, Int64 terms, int tile_lanes) {
   if (lanes > std::numeric_limits<int>::max()) {  // a tensor map's coordinates are ints
     throw Unsupported(
         Fault{"det_gemm", "a", "fewer than 2^31 rows on sm_90a", std::to_string(lanes)});
@@ -195,14 +195,15 @@ TensorMap map_of(const Driver& driver, DType dtype, const DetGemmMatrix& matrix,
   const bool along_lanes = matrix.along_lanes != 0;
   const MatrixView view{matrix.data, along_lanes ? terms : lanes, along_lanes ? lanes : terms,
                         matrix.pitch};
-  make_tensor_map(&map, driver, dtype, view, along_lanes ? 64 : tile_lanes);
+  make_tensor_map(&map, driver, device, dtype, view, along_lanes ? 64 : tile_lanes);
   return map;
 }
 
-DetGemmMaps maps_of(const Driver& driver, DType dtype, const DetGemmCudaArgs& args, int tile) {
+DetGemmMaps maps_of(Driver& driver, DeviceOrdinal device, DType dtype, const DetGemmCudaArgs& args,
+                    int tile) {
   const DetGemmSm90Tile shape = det_gemm_sm90_tile(tile);
-  return {map_of(driver, dtype, args.a, args.num_rows, args.num_terms, args.a_box_rows),
-          map_of(driver, dtype, args.b, args.num_cols, args.num_terms, shape.cols)};
+  return {map_of(driver, device, dtype, args.a, args.num_rows, args.num_terms, args.a_box_rows),
+          map_of(driver, device, dtype, args.b, args.num_cols, args.num_terms, shape.cols)};
 }
 
 }  // namespace
@@ -247,7 +248,8 @@ void launch_det_gemm_cuda(const LoadedKernel& kernel, const DetGemmCall& call,
   }
   if (args.next_tile != nullptr) queue.zero(args.next_tile, sizeof(unsigned));
   DetGemmMaps maps;
-  if (machine.loop == kDetGemmSm90) maps = maps_of(queue.driver(), dtype, args, machine.tile);
+  if (machine.loop == kDetGemmSm90)
+    maps = maps_of(queue.driver(), call.device.index, dtype, args, machine.tile);
   queue.step(k_main + 2 * args.a.along_lanes + args.b.along_lanes, plan.blocks, plan.threads, args,
              plan.shared_bytes, &maps);
 }

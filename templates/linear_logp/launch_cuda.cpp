@@ -107,12 +107,13 @@ MainStep main_step_sm90(Driver& driver, const LinearLogpCall& call, const CudaPl
     throw Unsupported(Fault{"linear_logp", "hidden", "fewer than 2^31 rows on sm_90a",
                             std::to_string(args.num_rows)});
   }
-  make_tensor_map(&main.maps.hidden, driver, dtype, plan.hidden, tile.rows);
+  const DeviceOrdinal device = call.device.index;
+  make_tensor_map(&main.maps.hidden, driver, device, dtype, plan.hidden, tile.rows);
   main.maps.gathered = main.maps.hidden;
   if (plan.gathered.data != plan.hidden.data) {
-    make_tensor_map(&main.maps.gathered, driver, dtype, plan.gathered, tile.rows);
+    make_tensor_map(&main.maps.gathered, driver, device, dtype, plan.gathered, tile.rows);
   }
-  make_tensor_map(&main.maps.weight, driver, dtype,
+  make_tensor_map(&main.maps.weight, driver, device, dtype,
                   {args.weight, args.vocab, args.dim, args.weight_pitch}, kLogpLeaf);
   return main;
 }

@@ -268,6 +268,7 @@ Result memset_d32_async(std::uint64_t address, unsigned value, std::size_t count
 Result tensor_map_encode_tiled(void*, int, unsigned, void* address, const std::uint64_t* sizes,
                                const std::uint64_t* strides_bytes, const std::uint32_t* box,
                                const std::uint32_t*, int, int, int, int) {
+  if (contexts.empty()) return 201;  // CUDA_ERROR_INVALID_CONTEXT
   return answer("cuTensorMapEncodeTiled", [&] {
     fake().tensor_maps.push_back({address, sizes[0], sizes[1], strides_bytes[0], box[1]});
   });
