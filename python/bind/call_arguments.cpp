@@ -98,11 +98,13 @@ void bind_one(const jit::Parameter& parameter, py::handle object, jit::OpCall& c
     case jit::Kind::count: {
       auto& count = *static_cast<jit::Count*>(field);
       if (object.is_none()) return;
+      constexpr auto expected = "an int above 0 or a tensor of one int64";
+      if (PyFloat_Check(object.ptr())) throw InvalidArgument(name.fault(expected, shown(object)));
       if (!PyLong_Check(object.ptr())) return bind_into(count);
       count.value = PyLong_AsLongLong(object.ptr());
       if (PyErr_Occurred() != nullptr) PyErr_Clear();
       if (count.value > 0 && !is_bool(object)) return;
-      throw InvalidArgument(name.fault("a number above 0 or a tensor", shown(object)));
+      throw InvalidArgument(name.fault(expected, shown(object)));
     }
     case jit::Kind::flag:
       *static_cast<bool*>(field) = bind_flag(object, name);

@@ -233,14 +233,15 @@ def test_boundaries():
 def test_a_global_count_of_none(name, value):
     """The same as a number and as a tensor: no loss of 0."""
     for given in (value, np.array(value), np.array([value])):
-        expected = f"^ppo_loss: {name}: expected a number above 0.*, got {value}"
+        expected = f"^ppo_loss: {name}: expected an? (int|number) above 0.*, got {value}"
         refused(expected, **{**switch_of(name), name: given})
 
 
+@pytest.mark.parametrize("wrong", [True, 6.0])
 @pytest.mark.parametrize("name", ["global_tokens", "global_sequences", "global_groups"])
-def test_true_is_no_count(name):
-    expected = f"^ppo_loss: {name}: expected a number above 0.*, got True"
-    refused(expected, **{**switch_of(name), name: True})
+def test_true_and_floats_are_no_counts(name, wrong):
+    expected = f"^ppo_loss: {name}: expected an int above 0 or a tensor of one int64, got {wrong}$"
+    refused(expected, **{**switch_of(name), name: wrong})
 
 
 @pytest.mark.parametrize(
