@@ -102,7 +102,7 @@ def test_blocks_of_several_threads_may_overlap():
 
 def test_an_output_of_another_dtype_is_refused():
     a, b, c = draw(3, 4), draw(4, 5), draw(3, 5)
-    out = torch.empty(3, 5, dtype=torch.int32)
+    out = torch.empty(3, 5, dtype=torch.int32, device=a.device)
     with batch_invariant.mode():
         for run in (lambda: torch.mm(a, b, out=out), lambda: torch.addmm(c, a, b, out=out)):
             with pytest.raises(rlk.InvalidArgument, match="out: expected dtype float32, got int32"):
