@@ -3,7 +3,8 @@
 //
 // Terms are cut into blocks of kBlock from term 0 on. A block is one chain from zero over k
 // ascending, and blocks join the element in order: this keeps long sums of one sign accurate. 256
-// threads, each with kRows / 16 rows and kCols / 16 columns. Shared memory: kStages stages of both panels.
+// threads, each with kRows / 16 rows and kCols / 16 columns. Shared memory: kStages stages of both
+// panels.
 #pragma once
 
 #include "common/cuda/element.cuh"
