@@ -20,7 +20,7 @@ TIE = 4e-6  # relative distance from a threshold within which fp32 may decide ot
 
 DEFAULTS: Mapping[str, Any] = {
     **_rules.DEFAULTS,
-    "kl_clamp": None,
+    "kl_clamp": None,  # one that is given is of every estimator, the rules' own of k3 alone
     **dict.fromkeys(("max_seq_len", "samples_per_prompt", "group_boundaries")),
     **dict.fromkeys(("global_tokens", "global_sequences", "global_groups")),
 }

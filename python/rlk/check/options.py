@@ -11,13 +11,14 @@ import numpy as np
 
 from rlk import jit
 from rlk._ops.common import PARAMETERS
-from rlk._rules import DEFAULTS, WORDS, advantage_rules
+from rlk._rules import WORDS, advantage_rules
+
+from . import loss_oracle
 
 Parser = Callable[[str], Any]
 
-# What rlk's own dialect makes of an option that is not given; its kl_clamp is of k3 alone, and one
-# that is given of every estimator.
-_RULES: Mapping[str, Any] = {**DEFAULTS, **vars(advantage_rules("rlk")), "kl_clamp": None}
+# What rlk's own dialect makes of an option that is not given.
+_RULES: Mapping[str, Any] = {**loss_oracle.DEFAULTS, **vars(advantage_rules("rlk"))}
 _TENSORS = {
     n for table in PARAMETERS.values() for n, (kind, _) in table.items() if kind == "tensor"
 }

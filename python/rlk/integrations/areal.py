@@ -19,6 +19,7 @@ import torch
 
 from rlk import jit
 from rlk.integrations._areal_rejection import Rejection, Sequences, reject
+from rlk.integrations._config import clip_low
 from rlk.integrations._patch import Patch, Seam
 
 __all__ = ["patch", "ppo_actor_loss_fn", "sapo_loss_fn", "unpatch"]
@@ -76,7 +77,7 @@ def ppo_actor_loss_fn(
         left,
         **_shared(importance_sampling_level, sequences, mask),
         policy_loss="ppo",
-        eps_clip_low=min(eps_clip, 1.0),
+        eps_clip_low=clip_low(eps_clip),
         eps_clip_high=high,
         use_dual_clip=c_clip is not None,
         clip_ratio_c=3.0 if c_clip is None else c_clip,

@@ -20,6 +20,7 @@ import torch
 
 from rlk import jit
 from rlk.errors import fail, text
+from rlk.integrations._config import clip_low
 from rlk.integrations._patch import Patch, Seam
 
 __all__ = ["grpo_loss", "grpo_loss_of_log_probs", "patch", "unpatch"]
@@ -170,7 +171,7 @@ def grpo_loss_of_log_probs(
         attention_mask,
         dialect="liger",
         loss_reduction="token_sum" if reduction is None else reduction,
-        eps_clip_low=min(loss_fn.epsilon_low, 1.0),
+        eps_clip_low=clip_low(loss_fn.epsilon_low),
         eps_clip_high=loss_fn.epsilon_high,
         max_seq_len=loss_fn.max_completion_length,
         importance_weights=weights,

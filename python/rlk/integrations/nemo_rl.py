@@ -19,6 +19,7 @@ import torch
 
 from rlk import jit
 from rlk.errors import fail
+from rlk.integrations._config import clip_low
 from rlk.integrations._nemo_rl_metrics import at_least_one, mean_weight, of_tokens, share
 from rlk.integrations._patch import Patch, Seam
 
@@ -116,7 +117,7 @@ def _policy(loss_fn: Any) -> dict[str, Any]:
     if loss_fn.disable_ppo_ratio:
         return {"policy_loss": "gpg"}
     clip = {
-        "eps_clip_low": min(loss_fn.ratio_clip_min, 1.0),
+        "eps_clip_low": clip_low(loss_fn.ratio_clip_min),
         "eps_clip_high": loss_fn.ratio_clip_max,
     }
     if loss_fn.use_cispo:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from rlk import jit
+from rlk.integrations._config import clip_low
 from rlk.integrations._patch import Patch, Seam
 from rlk.integrations._slime_weights import Samples, correction, opsm, reducer_of, weights_of
 
@@ -170,7 +171,7 @@ def policy_loss_of_log_probs(
 
 
 def _policy(args: Any, samples: Samples) -> dict[str, Any]:
-    clip = {"eps_clip_low": min(args.eps_clip, 1.0), "eps_clip_high": args.eps_clip_high}
+    clip = {"eps_clip_low": clip_low(args.eps_clip), "eps_clip_high": args.eps_clip_high}
     if args.advantage_estimator == "cispo":
         return {"policy_loss": "cispo", "cispo_bounds": "1+eps", **clip}
     found = {"policy_loss": "ppo", **clip}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rlk import jit
 from rlk._loss_options import as_float
 from rlk.errors import fail, renamed, text
-from rlk.integrations._config import get
+from rlk.integrations._config import clip_low, get
 
 __all__ = ["KINDS", "Version", "make_policy_loss"]
 
@@ -108,8 +108,8 @@ def _options(kind: str, config: Any) -> dict[str, Any]:
         low, high = (_clip(config, f"clip_ratio_{side}") for side in ("low", "high"))
         if kind == "cispo":  # its lower bound may be below 0, which says that there is none
             options["cispo_bounds"] = (1.0 - low, 1.0 + high)
-        else:  # a ratio is above 0: any bound below is 0
-            options |= {"eps_clip_low": min(low, 1.0), "eps_clip_high": high}
+        else:
+            options |= {"eps_clip_low": clip_low(low), "eps_clip_high": high}
     if kind == "ppo":
         cap = get("policy_loss", config, "config.clip_ratio_c", 3.0)
         number = as_float(cap)
