@@ -67,12 +67,6 @@ RLK_INLINE bool needs_mean(const PpoLossArgs& a, const LossChoices& c, PpoLossMe
   return c.mean_advantage != 0 && !a.advantage_is_of_sequence;
 }
 
-// Whether the sums look at each token, and not at the mask alone.
-RLK_INLINE bool reads_tokens(const PpoLossArgs& a, const LossChoices& c) {
-  return needs_mean(a, c, kMeanOfLogRatio) || needs_mean(a, c, kMeanOfStatistic) ||
-         needs_mean(a, c, kMeanOfAdvantage);
-}
-
 // What a sequence's ratio, advantage and correction are, from its exact sums over `tokens` active
 // ones, of which `left` are not rejected.
 RLK_INLINE void store_means(const PpoLossArgs& a, const LossChoices& c, long long i,

@@ -38,6 +38,7 @@ extern "C" void rlk_ppo_loss_fwd_count(const void* args, long long begin, long l
   const bool needs_ratio = needs_mean(a, c, kMeanOfLogRatio);
   const bool needs_statistic = needs_mean(a, c, kMeanOfStatistic);
   const bool needs_advantage = needs_mean(a, c, kMeanOfAdvantage);
+  const bool needs_means = needs_ratio || needs_statistic || needs_advantage;
 #pragma clang loop unroll(disable)
   for (long long i = begin; i < end; ++i) {
     const long long first = start_of(a, i), last = start_of(a, i + 1);
@@ -52,7 +53,7 @@ extern "C" void rlk_ppo_loss_fwd_count(const void* args, long long begin, long l
         const auto load = [&](const float* from) { return load_some(from + t, end - t); };
         Mask active = load_mask(a.mask, t, end - t);
         n += number_of(active);
-        if (!reads_tokens(a, c)) continue;
+        if (!needs_means) continue;
         const VecF zero = splat(0.0f), old = load(a.old_log_probs);
         if (needs_statistic) {
           statistic.add(select(active, old - load(a.rollout_log_probs), zero));

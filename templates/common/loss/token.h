@@ -102,10 +102,22 @@ RLK_INLINE PolicyTerm policy_term(const LossChoices& c, const LossValues& v, con
   return {l.value, select(none, zero, select(l.value == l.value, l.grad, l.value))};
 }
 
-// Whether the correction makes a token's weight 0 by its own u.
+// e^statistic, and where it is out of its bounds.
+struct BoundedWeight {
+  VecF rho;
+  Mask overflow, high, low;
+};
+RLK_INLINE BoundedWeight bounded_weight(const LossValues& v, VecF statistic) {
+  const VecF rho = exponential(clamp(statistic, -v.correction_clamp, v.correction_clamp)).exp;
+  const Mask overflow = statistic > v.correction_overflow_log;
+  const Mask high = (rho > v.correction_high) & !overflow;
+  return {rho, overflow, high, rho < v.correction_low};
+}
+
+// Whether a mask or band makes a token's weight 0 by its own u.
 RLK_INLINE Mask is_rejected(const LossValues& v, VecF u) {
-  const VecF rho = exponential(clamp(u, -v.correction_clamp, v.correction_clamp)).exp;
-  return (u > v.correction_overflow_log) | (rho > v.correction_high) | (rho < v.correction_low);
+  const BoundedWeight w = bounded_weight(v, u);
+  return w.overflow | w.high | w.low;
 }
 
 // rho of a token. Rejected: rho is 0 because the statistic is out of its bounds, or it is given so.
@@ -116,9 +128,8 @@ RLK_INLINE VecF correction(const LossChoices& c, const LossValues& v, const Toke
     return in.given;
   }
   const VecF statistic = c.level == kTokenLevel ? u : in.sequence_statistic;
-  VecF rho = exponential(clamp(statistic, -v.correction_clamp, v.correction_clamp)).exp;
-  const Mask overflow = statistic > v.correction_overflow_log;
-  const Mask high = (rho > v.correction_high) & !overflow, low = rho < v.correction_low;
+  const auto [weight, overflow, high, low] = bounded_weight(v, statistic);
+  VecF rho = weight;
   out.correction_high = in.active & high;
   out.correction_low = in.active & low;
   out.rejected = in.active & overflow;
