@@ -58,15 +58,13 @@ constexpr CudaTile det_gemm_cuda_tile(DetGemmLoop loop, int tile, int shared_lim
                                      : CudaTile{t.rows, t.cols, 64, 2, 4, 2, 1};
 }
 
-constexpr int kDetGemmSlabBytes = 2048;  // of a warp, through which it stores
-
 // A tile as the loop of sm_90a takes it (common/cuda/loop_sm90.cuh).
 struct DetGemmSm90Tile {
   int rows, cols, boxes, stages, groups;
   bool ping_pong, dynamic;
   constexpr int threads() const { return 128 * (1 + groups); }
   constexpr int shared_bytes() const {
-    return (rows + cols) * 64 * boxes * stages * 2 + groups * 4 * kDetGemmSlabBytes;
+    return (rows + cols) * 64 * boxes * stages * 2 + groups * 4 * kSm90SlabBytes;
   }
 };
 constexpr DetGemmSm90Tile det_gemm_sm90_tile(int tile) {

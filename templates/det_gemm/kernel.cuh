@@ -30,6 +30,7 @@
 #include "common/cuda/copy.cuh"
 #include "common/cuda/loops.cuh"
 #include "common/cuda/store.cuh"
+#include "common/cuda/store_sm90.cuh"
 #include "det_gemm/cuda_args.h"
 #include "det_gemm/tile.cuh"
 #include "det_gemm/tile_sm90.cuh"

@@ -33,7 +33,10 @@ struct Fold {
   static constexpr bool kLoads = false;
 
   RLK_DEVICE LogpLeaf cols_of(TilePosition at) const { return leaves_of(a).at(at.col); }
-  RLK_DEVICE int first_col(TilePosition at) const { return cols_of(at).begin; }
+  RLK_DEVICE TileSource source(TilePosition at) const {
+    return {static_cast<int>(a.first_row) + static_cast<int>(at.row) * Sm90Loop::kRows,
+            cols_of(at).begin};
+  }
   RLK_DEVICE int num_cols(TilePosition at) const { return cols_of(at).cols; }
 
   RLK_DEVICE void begin(Sm90Loop& tile, TilePosition at) {
@@ -219,9 +222,8 @@ RLK_DEVICE void forward_main_sm90(const Args& a, const LinearLogpCudaMaps& maps)
   const Raster raster(ceil_div(num_rows, Sm90Loop::kRows), leaves_of(a).count(), a.group_tiles);
   const TensorMap& hidden = num_active(a) < a.num_rows ? maps.gathered : maps.hidden;
   Fold fold{a, values, num_rows};
-  Sm90Loop::run({hidden, maps.weight, static_cast<int>(a.first_row), static_cast<int>(dim(a)),
-                 raster, a.next_tile},
-                barriers, stages, fold);
+  Sm90Loop::run({hidden, maps.weight, static_cast<int>(dim(a)), raster, a.next_tile}, barriers,
+                stages, fold);
 }
 
 }  // namespace rlk

@@ -13,12 +13,12 @@
 // stage has several boxes of 64 terms, since a stage costs its barriers. Tiles are dealt out by the
 // copying thread, from a counter in memory or at a fixed distance, and passed on through a ring.
 //
-// A kernel calls run() with an epilogue: first_col(position) and num_cols(position), B's lanes of a
-// tile, of which the product is made at least (192 columns; others are multiplied whole), and
-// functions called by the warpgroup of a tile: begin(tile, position) before its product,
-// end(tile, position) with the accumulators, which it reads through row(), col() and at() as those
-// of LoopSm80; and, where the constant kLoads says so, load(tile, position), which sets the
-// accumulators that the product is added to.
+// A kernel calls run() with an epilogue: source(position), where a tile's operands begin;
+// num_cols(position), B's lanes of a tile, of which the product is made at least (192 columns;
+// others are multiplied whole), and functions called by the warpgroup of a tile: begin(tile,
+// position) before its product, end(tile, position) with the accumulators, which it reads through
+// row(), col() and at() as those of LoopSm80; and, where the constant kLoads says so,
+// load(tile, position), which sets the accumulators that the product is added to.
 #pragma once
 
 #include "common/cuda/element.cuh"
@@ -29,6 +29,12 @@ namespace rlk {
 
 // How an operand runs in memory: [lane][k] or [k][lane]; lanes are rows of A or columns of B.
 enum class Major { kTerms, kLanes };
+
+// The first lane and the first term of a tile's operands, in their tensor maps.
+struct TileSource {
+  int lane_a, lane_b;
+  int term_a = 0, term_b = 0;
+};
 
 // 64 terms of one operand in a stage, swizzled in rows of 128 bytes as the copies and wgmma agree
 // on. Tensor maps have boxes of 64 x kBoxRows elements.
@@ -120,8 +126,7 @@ class LoopSm90 {
   struct Work {
     const TensorMap& a;
     const TensorMap& b;
-    int row0;  // A's first lane of tile row 0
-    int num_k;
+    int num_k;  // at least 1
     Raster raster;
     unsigned* counter;  // kDynamic: 0 before the launch; not read where a block each is enough
     // Of A's boxes along the terms: fewer than a tile's where the matrix has no more. The rest of a
@@ -202,8 +207,7 @@ class LoopSm90 {
       const TilePosition at = work.raster.at(tile);
       // Asked for now, needed when this tile is copied.
       tile = gridDim.x + (counts ? atomicAdd(work.counter, 1u) : tile);
-      const int lane_a = work.row0 + static_cast<int>(at.row) * kRows;
-      const int lane_b = epilogue.first_col(at);
+      const TileSource from = epilogue.source(at);
 #pragma unroll 1
       for (int k = 0; k < work.num_k; k += kK) {
         const unsigned full = shared_address(&shared.full[stage.index]);
@@ -213,8 +217,9 @@ class LoopSm90 {
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box) {
           const unsigned panels = to + box * kPanelsBytes;
-          PanelA::copy(panels, work.a, lane_a, k + box * kBoxK, full);
-          PanelB::copy(panels + PanelA::kBytes, work.b, lane_b, k + box * kBoxK, full);
+          PanelA::copy(panels, work.a, from.lane_a, from.term_a + k + box * kBoxK, full);
+          PanelB::copy(panels + PanelA::kBytes, work.b, from.lane_b, from.term_b + k + box * kBoxK,
+                       full);
         }
         stage.next();
       }

@@ -14,4 +14,6 @@ struct CudaTile {
   }
 };
 
+constexpr int kSm90SlabBytes = 2048;  // of a warp, through which a tile of sm_90a is stored
+
 }  // namespace rlk

@@ -22,8 +22,10 @@ struct GemmArgs {
 struct Store {
   const GemmArgs& g;
   static constexpr bool kLoads = false;
-  RLK_DEVICE int first_col(TilePosition at) const { return static_cast<int>(at.col) * Loop::kCols; }
-  RLK_DEVICE int num_cols(TilePosition at) const { return g.n - first_col(at); }
+  RLK_DEVICE TileSource source(TilePosition at) const {
+    return {static_cast<int>(at.row) * Loop::kRows, static_cast<int>(at.col) * Loop::kCols};
+  }
+  RLK_DEVICE int num_cols(TilePosition at) const { return g.n - source(at).lane_b; }
   RLK_DEVICE void begin(Loop&, TilePosition) {}
   RLK_DEVICE void end(Loop& tile, TilePosition at) {
     unrolled<Loop::kRowsOfThread>([&](auto i) {
@@ -50,5 +52,5 @@ extern "C" __global__ void __launch_bounds__(rlk::Loop::kThreads, 1)
   __shared__ Loop::Shared shared;
   const Raster raster(ceil_div(g.m, Loop::kRows), ceil_div(g.n, Loop::kCols), g.group_rows);
   Store store{g};
-  Loop::run({a, b, 0, g.k, raster, g.counter}, shared, stages, store);
+  Loop::run({a, b, g.k, raster, g.counter}, shared, stages, store);
 }
