@@ -133,10 +133,27 @@ extern "C" void rlk_linear_logp_bwd_dh(const Args* args, Int64 begin, Int64 end,
       multiply_block<Shape, Reading::kAcrossPanel>(
           a.grad_logits + (panel * a.padded_wave + v) * kPanel, 0,
           a.weight_wave + k * a.padded_wave + v * kPanel, min(kBlock, a.wave_cols - v),
-          a.wave_begin == 0 && v == 0 ? Start::kZero : Start::kContinue,
+          a.wave_begin == a.segment_begin && v == 0 ? Start::kZero : Start::kContinue,
           a.grad_hidden_sum + k * a.total_rows + (a.first_row + row) * kPanel,
           min(kPanel, a.num_rows - row), vectors_for(dim(a) - k));
     }
+  }
+}
+
+// Joins the sums of the segments that are complete: the last one's with the num_folds before it.
+extern "C" void rlk_linear_logp_bwd_fold_dh(const Args* args, Int64 begin, Int64 end, void*) {
+  const Args& a = *args;
+  const Int64 size = ceil_div(dim(a), kPanel) * kPanel * a.total_rows;
+#pragma clang loop unroll(disable)
+  for (Int64 i = begin * kPanel * kPanel; i < end * kPanel * kPanel; i += kLanes) {
+    float* at = a.grad_hidden_sum + i;
+    VecF sum = load(at);
+#pragma clang loop unroll(disable)
+    for (Int64 fold = 0; fold < a.num_folds; ++fold) {
+      at -= size;
+      sum = load(at) + sum;
+    }
+    store(at, sum);
   }
 }
 

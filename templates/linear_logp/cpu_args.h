@@ -110,14 +110,17 @@ struct LinearLogpCpuArgs : LinearLogpCpuOperands {
   LogitStatsPartials partial_stats;  // with statistics alone
   float* lane_target_logit;          // [padded_rows]
 
-  // Backward: the wave is columns [wave_begin, wave_begin + wave_cols) of the vocabulary.
-  Int64 wave_begin;  // multiple of leaf
+  // Backward: the wave is columns [wave_begin, wave_begin + wave_cols) of the vocabulary, whole
+  // leaves of the segment that begins at segment_begin.
+  Int64 segment_begin;
+  Int64 wave_begin;
   Int64 wave_cols;
   Int64 padded_wave;       // rows of the wave's panel matrices: whole leaves, at least wave_cols
   Int64 total_rows;        // all_rows rounded up to whole panels
   float* weight_wave;      // [ceil(dim/P)][padded_wave][P]
   float* grad_logits;      // [padded_rows/P][padded_wave][P]: dZ
-  float* grad_hidden_sum;  // [ceil(dim/P)][total_rows][P], over all strips
+  float* grad_hidden_sum;  // [ceil(dim/P)][total_rows][P], over all strips: of the segment
+  Int64 num_folds;         // sums that lie before grad_hidden_sum and that it joins: bwd_fold_dh
   float* grad_weight_sum;  // [ceil(dim/P)][padded_wave][P]
   float* grad_bias_sum;    // [padded_wave][P]: a sum a lane
 };

@@ -24,7 +24,7 @@
 //                                         -> partials, lane_target_logit; uses the scratch
 //     rlk_linear_logp_fwd_merge           a panel of rows -> logp, row_max, row_log_sum, entropy,
 //     lse
-//   backward, for each wave, for each strip:
+//   backward, for each segment, for each wave of it, for each strip:
 //     rlk_linear_logp_bwd_pack_weight     kLeaf columns -> weight_wave (once a wave)
 //     rlk_linear_logp_bwd_pack_hidden     a panel of rows -> hidden_by_row, hidden_by_col, lane_*
 //     rlk_linear_logp_bwd_dz              as fwd_main, leaves of the wave -> grad_logits
@@ -33,8 +33,9 @@
 //     rlk_linear_logp_bwd_dw              (panel of dim, leaf of the wave), leaves fastest
 //                                         -> grad_weight_sum
 //     rlk_linear_logp_bwd_db              leaf of the wave -> grad_bias_sum
-//   after the strips of a wave: bwd_store_dw, bwd_store_db (item: leaf of the wave); after all
-//   waves, as one strip of all rows: bwd_store_dh (item: a panel of rows).
+//   after the strips of a wave: bwd_store_dw, bwd_store_db (item: leaf of the wave); after the
+//   waves of a segment: bwd_fold_dh (item: P * P floats of grad_hidden_sum); after all, as one
+//   strip of all rows: bwd_store_dh (item: a panel of rows).
 // Only fwd_main needs scratch. Workspace is described at LinearLogpCpuArgs.
 //
 // Operations: forward 2*N*V*D flops, backward 6*N*V*D. The weight is read once a strip.

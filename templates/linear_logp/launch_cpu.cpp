@@ -6,6 +6,7 @@
 #include "templates/common/logp/host.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -97,6 +98,33 @@ void set_strip(LinearLogpCpuArgs& args, const LinearLogpCpuTile& tile, Int64 fir
   args.padded_rows = round_up(args.num_rows, tile.panel());
 }
 
+// A wave of the backward, strip by strip, and the stores of what is summed over rows.
+void run_wave(Runner& runner, const LinearLogpBwdSteps& steps, const LinearLogpCpuTile& tile,
+              Int64 strip, LinearLogpCpuArgs& args) {
+  const Int64 panel = tile.panel(), dim_panels = ceil_div(args.dim, panel);
+  const Int64 leaves = ceil_div(args.wave_cols, tile.leaf);
+  if (args.all_rows > 0) runner.run(steps.pack_weight, args, leaves, tile.leaf * args.dim);
+  for (Int64 first = 0; first < args.all_rows; first += strip) {
+    set_strip(args, tile, first, strip);
+    const Int64 panels = args.padded_rows / panel;
+    const Int64 groups = ceil_div(panels, args.panels_per_item);
+    // With one strip what the first wave packed is still there.
+    if (args.wave_begin == 0 || strip < args.all_rows) {
+      runner.run(steps.pack_hidden, args, panels, 2 * panel * args.dim);
+    }
+    runner.run(steps.dz, args, leaves * groups, leaf_cost(tile, args));
+    if (args.grad_hidden) {
+      runner.run(steps.dh, args, dim_panels * panels, panel * panel * args.wave_cols);
+    }
+    if (args.grad_weight) {
+      runner.run(steps.dw, args, dim_panels * leaves, panel * tile.leaf * args.num_rows);
+    }
+    if (args.grad_bias) runner.run(steps.db, args, leaves, tile.leaf * args.num_rows);
+  }
+  if (args.grad_weight) runner.run(steps.store_dw, args, leaves, tile.leaf * args.dim);
+  if (args.grad_bias) runner.run(steps.store_db, args, leaves, tile.leaf * panel);
+}
+
 }  // namespace
 
 void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpuTile& tile,
@@ -152,11 +180,13 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
   static_cast<LinearLogpCpuOperands&>(args) = operands;
   const Int64 panel = tile.panel();
   const Int64 padded_dim = round_up(args.dim, panel);
-  const Int64 dim_panels = padded_dim / panel;
   const Int64 strip = strip_rows(tile, std::max<Int64>(args.all_rows, 1),
                                  std::min(k_strip_rows, k_hidden_floats / args.dim));
+  const LogpLeaves<kLogpCpuLeaf> leaves_of_vocab{args.vocab};
+  const Int64 segment = leaves_of_vocab.segment();
+  const Int64 num_segments = ceil_div(args.vocab, segment);
   const Int64 wave = std::min(
-      round_up(args.vocab, tile.leaf),
+      round_up(segment, tile.leaf),
       std::clamp(k_wave_floats / padded_dim / tile.leaf * tile.leaf, tile.leaf, most_cols));
   args.padded_wave = wave;
   args.total_rows = round_up(args.all_rows, panel);
@@ -168,14 +198,16 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
   const AlignedArray<float> hidden_by_col(dw ? strip * padded_dim : 0);
   const AlignedArray<float> weight(wave * padded_dim);
   const AlignedArray<float> grad_logits(strip * wave);
-  const AlignedArray<float> hidden_sum(dh ? args.total_rows * padded_dim : 0);
+  // Before segment s there is a sum of whole subtrees for each bit that is set in s.
+  const Int64 most_sums = std::bit_width(static_cast<std::uint64_t>(num_segments));
+  const Int64 hidden_floats = args.total_rows * padded_dim;
+  const AlignedArray<float> hidden_sum(dh ? most_sums * hidden_floats : 0);
   const AlignedArray<float> weight_sum(dw ? wave * padded_dim : 0);
   const AlignedArray<float> bias_sum(db ? wave * panel : 0);
   args.hidden_by_row = hidden_by_row.get();
   args.hidden_by_col = dw ? hidden_by_col.get() : nullptr;
   args.weight_wave = weight.get();
   args.grad_logits = grad_logits.get();
-  args.grad_hidden_sum = hidden_sum.get();
   args.grad_weight_sum = weight_sum.get();
   args.grad_bias_sum = bias_sum.get();
   if (args.all_rows == 0) {  // no step will write the sums
@@ -183,27 +215,24 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
     if (db) std::memset(bias_sum.get(), 0, static_cast<std::size_t>(wave * panel) * 4);
   }
 
-  for (args.wave_begin = 0; args.wave_begin < args.vocab; args.wave_begin += wave) {
-    args.wave_cols = std::min(wave, args.vocab - args.wave_begin);
-    const Int64 leaves = ceil_div(args.wave_cols, tile.leaf);
-    if (args.all_rows > 0) runner.run(steps.pack_weight, args, leaves, tile.leaf * args.dim);
-    for (Int64 first = 0; first < args.all_rows; first += strip) {
-      set_strip(args, tile, first, strip);
-      const Int64 panels = args.padded_rows / panel;
-      const Int64 groups = ceil_div(panels, args.panels_per_item);
-      // With one strip what the first wave packed is still there.
-      if (args.wave_begin == 0 || strip < args.all_rows) {
-        runner.run(steps.pack_hidden, args, panels, 2 * panel * args.dim);
-      }
-      runner.run(steps.dz, args, leaves * groups, leaf_cost(tile, args));
-      if (dh) runner.run(steps.dh, args, dim_panels * panels, panel * panel * args.wave_cols);
-      if (dw) runner.run(steps.dw, args, dim_panels * leaves, panel * tile.leaf * args.num_rows);
-      if (db) runner.run(steps.db, args, leaves, tile.leaf * args.num_rows);
+  for (Int64 s = 0; s < num_segments; ++s) {
+    const Int64 num_before = std::popcount(static_cast<std::uint64_t>(s));
+    args.grad_hidden_sum = hidden_sum.get() + num_before * hidden_floats;
+    args.segment_begin = s * segment;
+    const Int64 end = std::min(args.segment_begin + segment, args.vocab);
+    for (args.wave_begin = args.segment_begin; args.wave_begin < end; args.wave_begin += wave) {
+      args.wave_cols = std::min(wave, end - args.wave_begin);
+      run_wave(runner, steps, tile, strip, args);
     }
-    if (dw) runner.run(steps.store_dw, args, leaves, tile.leaf * args.dim);
-    if (db) runner.run(steps.store_db, args, leaves, tile.leaf * panel);
+    args.num_folds =
+        s + 1 == num_segments ? num_before : std::countr_one(static_cast<std::uint64_t>(s));
+    if (dh && args.num_folds > 0) {
+      runner.run(steps.fold_dh, args, hidden_floats / (panel * panel),
+                 panel * panel * args.num_folds);
+    }
   }
   if (dh) {
+    args.grad_hidden_sum = hidden_sum.get();
     set_strip(args, tile, 0, args.all_rows);
     runner.run(steps.store_dh, args, args.total_rows / panel, panel * args.dim);
   }

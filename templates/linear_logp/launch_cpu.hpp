@@ -19,10 +19,10 @@ struct LinearLogpBwdSteps {
   static constexpr const char* entries[] = {
       "rlk_linear_logp_bwd_pack_weight", "rlk_linear_logp_bwd_pack_hidden",
       "rlk_linear_logp_bwd_dz",          "rlk_linear_logp_bwd_dh",
-      "rlk_linear_logp_bwd_dw",          "rlk_linear_logp_bwd_db",
-      "rlk_linear_logp_bwd_store_dh",    "rlk_linear_logp_bwd_store_dw",
-      "rlk_linear_logp_bwd_store_db"};
-  LinearLogpCpuStep pack_weight, pack_hidden, dz, dh, dw, db, store_dh, store_dw, store_db;
+      "rlk_linear_logp_bwd_fold_dh",     "rlk_linear_logp_bwd_dw",
+      "rlk_linear_logp_bwd_db",          "rlk_linear_logp_bwd_store_dh",
+      "rlk_linear_logp_bwd_store_dw",    "rlk_linear_logp_bwd_store_db"};
+  LinearLogpCpuStep pack_weight, pack_hidden, dz, dh, fold_dh, dw, db, store_dh, store_dw, store_db;
 };
 
 // Writes logp, and row_max, row_log_sum, entropy and lse where set, of the active rows; other rows

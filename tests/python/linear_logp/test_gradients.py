@@ -120,3 +120,28 @@ def test_gradients_of_the_hidden_state_sum_over_the_whole_vocabulary(dtype):
     p = problem(3, 8, 5000, dtype)
     exact = p.reference().gradients(p.upstream)["hidden"]
     assert_within(p.grads(needs=("hidden",)).hidden, exact)
+
+
+def tree(parts):
+    """((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) over the parts that there are."""
+    while len(parts) > 1:
+        pairs = [parts[i : i + 2] for i in range(0, len(parts), 2)]
+        parts = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
+    return parts[0]
+
+
+@on_each_level
+@pytest.mark.parametrize("vocab", [*range(1, 18), 310, 1000, VOCAB])
+def test_gradients_of_the_hidden_state_are_a_tree_of_eight_segments(vocab):
+    # Further columns of the weight, each for one segment and 0 in the others, where hidden is 0 and
+    # so changes no logit: their gradients are what each segment adds to the column they repeat.
+    p = problem(50, 5, vocab)
+    size = -(-vocab // 8)
+    segment = np.arange(vocab)[:, None] // size
+    parts = [np.where(segment == s, p.weight, np.float32(0)) for s in range(segment[-1, 0] + 1)]
+    wide = p.but(
+        hidden=np.pad(p.hidden, ((0, 0), (0, 5 * len(parts)))),
+        weight=np.concatenate([p.weight, *parts], axis=1),
+    )
+    whole, *sums = np.split(wide.grads(needs=("hidden",)).hidden, 1 + len(parts), axis=1)
+    assert same_bits(whole, tree(sums))
