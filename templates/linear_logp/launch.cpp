@@ -61,7 +61,7 @@ void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base,
     launch_linear_logp_cuda(kernel, call, settings);
     return;
   }
-  const ActiveRows active = active_rows(call, call.hidden, call.weight.shape[0]);
+  const ActiveRows active = active_rows(call, call.hidden, call.weight.shape[0], true);
   const LinearLogpCpuOperands operands = operands_of(call, active);
   const LinearLogpCpuTile tile = linear_logp_cpu_tile(vector_lanes(kernel.target));
   auto& pool = runtime::ThreadPool::instance();

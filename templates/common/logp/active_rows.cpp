@@ -44,6 +44,25 @@ std::optional<std::vector<std::int64_t>> kept_rows(const LogpCallBase& call,
   return rows;
 }
 
+// Leaves out of `active` the rows whose upstream gradients are all 0; `kept` as of kept_rows.
+void drop_rows_of_no_gradient(ActiveRows& active, std::optional<std::vector<std::int64_t>>& kept) {
+  const auto num_before =
+      kept ? std::ssize(*kept) : static_cast<std::ptrdiff_t>(active.target.size());
+  std::vector<std::int64_t> rows, places;
+  for (std::int64_t i = 0; i < num_before; ++i) {
+    const auto row = kept ? (*kept)[static_cast<std::size_t>(i)] : i;
+    const auto has = [&](const std::vector<float>& grad) {
+      return !grad.empty() && grad[static_cast<std::size_t>(row)] != 0.0f;
+    };
+    if (!has(active.grad) && !has(active.grad_entropy) && !has(active.grad_lse)) continue;
+    rows.push_back(row);
+    places.push_back(i);
+  }
+  if (std::ssize(rows) == num_before) return;
+  kept = std::move(rows);
+  active.places = std::move(places);
+}
+
 template <class T>
 void gather(std::vector<T>& values, const std::vector<std::int64_t>& rows) {
   for (std::size_t i = 0; i < rows.size(); ++i) values[i] = values[rows[i]];
@@ -64,7 +83,8 @@ void expect_targets_in_range(const LogpCallBase& call, const ActiveRows& active,
 
 }  // namespace
 
-ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int64_t vocab) {
+ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int64_t vocab,
+                       bool drops_zero_gradients) {
   ActiveRows active;
   active.target = read_integers(call.target);
   if (call.target.dtype == DType::u64) {
@@ -72,8 +92,20 @@ ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int6
     for (auto& id : active.target) id = id < 0 ? std::numeric_limits<std::int64_t>::max() : id;
   }
   active.num_rows = static_cast<std::int64_t>(active.target.size());
-  const auto kept = kept_rows(call, active.target);
+  auto kept = kept_rows(call, active.target);
+  if (call.pass == jit::Pass::bwd) {
+    const auto read = [](const Tensor& grad) {
+      return grad.present() ? read_floats(grad) : std::vector<float>();
+    };
+    active.grad = read(call.grad_output);
+    active.grad_entropy = read(call.grad_entropy);
+    active.grad_lse = read(call.grad_lse);
+    if (drops_zero_gradients) drop_rows_of_no_gradient(active, kept);
+  }
   if (kept) {
+    for (auto* grad : {&active.grad, &active.grad_entropy, &active.grad_lse}) {
+      if (!grad->empty()) gather(*grad, *kept);
+    }
     active.rows = *kept;
     gather(active.target, *kept);
   }
@@ -96,17 +128,6 @@ ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int6
   } else if (call.temperature.value != 1.0) {
     active.inverse_temperature.assign(active.target.size(),
                                       inverse_of(call, call.temperature.value, "temperature"));
-  }
-  if (call.pass == jit::Pass::bwd) {
-    const auto read = [&](const Tensor& grad) {
-      if (!grad.present()) return std::vector<float>();
-      std::vector<float> values = read_floats(grad);
-      if (kept) gather(values, *kept);
-      return values;
-    };
-    active.grad = read(call.grad_output);
-    active.grad_entropy = read(call.grad_entropy);
-    active.grad_lse = read(call.grad_lse);
   }
   return active;
 }

@@ -23,6 +23,7 @@ struct ActiveRows {
   std::int64_t num_rows = 0;  // of the call, inactive ones included
   std::int64_t num_active = 0;
   std::vector<std::int64_t> rows;     // empty: all are active
+  std::vector<std::int64_t> places;   // of each among the forward's active rows; empty: the same
   std::vector<std::int64_t> offsets;  // in the matrix; empty: row * row_stride
   std::int64_t row_stride = 0;
   std::vector<std::int64_t> target;
@@ -32,8 +33,10 @@ struct ActiveRows {
 
 // `matrix` is [..., columns]; only its shape and strides are looked at. Throws InvalidArgument,
 // naming the row, on a target outside [0, V), a temperature that is not above 0 or a mask that is
-// neither 0 nor 1; the first two in active rows only.
-ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int64_t vocab);
+// neither 0 nor 1; the first two in active rows only. `drops_zero_gradients`: of a backward, rows
+// whose upstream gradients are all 0 are not active.
+ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int64_t vocab,
+                       bool drops_zero_gradients = false);
 
 template <class T>
 const T* data_or_null(const std::vector<T>& values) {

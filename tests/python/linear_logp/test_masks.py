@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inactive rows: mask and ignore_index. They cost nothing, give zeros and may hold anything."""
+"""Inactive rows: mask and ignore_index, in the backward zero upstream gradients too. They cost
+nothing, give zeros and may hold anything."""
 
 import numpy as np
 import pytest
 from devices import and_with_torch, on_each_level
 from problems import DTYPES, NAMES, check, numpy_type, only, problem, with_garbage
-from reference import same_bits
+from reference import assert_within, same_bits
 
 import rlk
 
@@ -45,6 +46,53 @@ def test_inactive_rows_may_hold_anything(dtype, rows):
     assert same_bits(grads.hidden[mask], want.hidden)
     assert same_bits(grads.weight, want.weight)
     assert same_bits(grads.bias, want.bias)
+
+
+@on_each_level
+@numbers_of_rows
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_without_an_upstream_gradient_may_hold_nan(dtype, rows):
+    p, has = masked(rows, dtype)
+    wild = p.but(
+        hidden=np.where(has[:, None], p.hidden, np.array(np.nan, p.hidden.dtype)),
+        upstream=np.where(has, p.upstream, np.resize(np.float32([0, -0.0]), rows)),
+    )
+    grads, want = wild.grads(), only(p, has).grads()
+    assert same_bits(grads.hidden[~has], np.zeros_like(grads.hidden[~has]))
+    assert same_bits(grads.hidden[has], want.hidden)
+    assert same_bits(grads.weight, want.weight)
+    assert same_bits(grads.bias, want.bias)
+    # Beside rows that are inactive already, and with nothing left.
+    mask = np.arange(rows) % 2 == 0
+    both = only(p, has & mask)
+    assert same_bits(wild.grads(mask=mask).weight, both.grads().weight)
+    none = wild.but(upstream=np.zeros(rows, np.float32)).grads()
+    for name in NAMES:
+        assert same_bits(getattr(none, name), np.zeros_like(getattr(p, name)))
+
+
+def test_a_row_is_without_gradient_where_those_of_all_outputs_are_zero():
+    p, _ = masked(37)
+    rows = np.arange(37)
+    upstream, entropy, lse = (np.where(rows % 4 == i, np.float32(0.5), 0) for i in range(3))
+    has = rows % 4 != 3
+    wild = p.but(hidden=np.where(has[:, None], p.hidden, np.float32(np.nan)), upstream=upstream)
+    got = wild.grads(grad_entropy=entropy, grad_lse=lse)
+    dense = only(wild, has).grads(grad_entropy=entropy[has], grad_lse=lse[has])
+    assert same_bits(got.hidden[has], dense.hidden)
+    assert not got.hidden[~has].any()
+    assert same_bits(got.weight, dense.weight)
+    want = only(p.but(upstream=upstream), has).reference()
+    exact = want.gradients(upstream[has], entropy[has], lse[has])
+    assert_within(got.weight, exact["weight"])
+
+
+def test_a_gradient_of_nan_is_one():
+    p, _ = masked(37)
+    upstream = np.where(np.arange(37) == 5, np.float32(np.nan), p.upstream)
+    grads = p.but(upstream=upstream).grads()
+    assert np.isnan(grads.hidden[5]).all()
+    assert np.isnan(grads.weight).all()
 
 
 @on_each_level

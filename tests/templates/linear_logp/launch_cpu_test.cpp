@@ -3,6 +3,7 @@
 // is written. What the values are, tests/python/linear_logp tells.
 #include "jit/build_key.hpp"
 #include "jit/llvm_compiler.hpp"
+#include "runtime/error.hpp"
 #include "runtime/loader.hpp"
 #include "runtime/thread_pool.hpp"
 #include "templates/linear_logp/op.hpp"
@@ -119,6 +120,25 @@ TEST_P(LaunchCpuTest, ThreadsChangeNothingAndNothingElseIsWritten) {
         EXPECT_TRUE(got == first);
       }
     }
+  }
+}
+
+TEST_P(LaunchCpuTest, ARowWithoutAnUpstreamGradientMayHoldABadId) {
+  LinearLogpCall call = make(3, 5, 20, DType::f32);
+  launch(call);
+  call.pass = jit::Pass::bwd;
+  call.grad_output = input(DType::f32, {3});
+  call.grad_hidden = output(DType::f32, {3, 5});
+  auto* const target = static_cast<Int64*>(call.target.data);
+  target[1] = Int64{1} << 40;
+  EXPECT_THROW(launch(call), InvalidArgument);
+  static_cast<float*>(call.grad_output.data)[1] = -0.0f;
+  launch(call);
+  const auto* const grad = static_cast<const float*>(call.grad_hidden.data);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(grad[5 + i], 0.0f);
+    EXPECT_NE(grad[i], 0.0f);
+    EXPECT_NE(grad[10 + i], 0.0f);
   }
 }
 
