@@ -46,6 +46,22 @@ enum class DeviceAttribute : int {
 enum class KernelAttribute : int { static_shared_bytes = 1, max_dynamic_shared_bytes = 8 };
 enum class CaptureStatus : int { none = 0, active = 1, invalidated = 2 };
 enum class CaptureMode : int { global = 0, thread_local_only = 1, relaxed = 2 };
+
+// CUlaunchAttribute of the kind CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, and CUlaunchConfig.
+struct ClusterAttribute {
+  int kind = 4;
+  int padding = 0;
+  unsigned x = 1, y = 1, z = 1;
+  unsigned rest_of_value[13]{};
+};
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  Stream stream;
+  ClusterAttribute* attributes;
+  unsigned num_attributes;
+};
+static_assert(sizeof(ClusterAttribute) == 72 && sizeof(LaunchConfig) == 56);
+
 enum class JitOption : int { error_log = 5, error_log_bytes = 6 };
 
 // X(member, symbol, parameters): every entry point that is asked of the driver at opening.
@@ -79,6 +95,8 @@ enum class JitOption : int { error_log = 5, error_log_bytes = 6 };
     (Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,           \
      unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream, void** arguments,     \
      void** extra))                                                                           \
+  X(launch_kernel_ex, cuLaunchKernelEx,                                                       \
+    (const LaunchConfig*, Function, void** arguments, void** extra))                          \
   X(stream_is_capturing, cuStreamIsCapturing, (Stream, CaptureStatus*))                       \
   X(stream_synchronize, cuStreamSynchronize, (Stream))                                        \
   X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (CaptureMode*))                 \

@@ -18,6 +18,23 @@ bool ask_capturing(const Driver& driver, Stream stream) {
   return status != CaptureStatus::none;
 }
 
+// The driver takes a CUkernel in a CUfunction's place and finds the current context's function;
+// a CUfunction of our own would be stale after a reset of the device.
+Result queue(const DriverTable& table, Kernel kernel, Stream stream, const LaunchDims& dims,
+             void** arguments) {
+  const auto function = reinterpret_cast<Function>(kernel);
+  if (dims.cluster == 1) {
+    return table.launch_kernel(function, dims.grid.x, dims.grid.y, dims.grid.z, dims.block.x,
+                               dims.block.y, dims.block.z, dims.shared_bytes, stream, arguments,
+                               nullptr);
+  }
+  ClusterAttribute cluster{.x = dims.cluster};
+  const LaunchConfig config{
+      dims.grid.x,  dims.grid.y,       dims.grid.z, dims.block.x, dims.block.y,
+      dims.block.z, dims.shared_bytes, stream,      &cluster,     1};
+  return table.launch_kernel_ex(&config, function, arguments, nullptr);
+}
+
 }  // namespace
 
 LoadedEntry::LoadedEntry(Driver& driver, Kernel kernel, std::string name)
@@ -68,18 +85,16 @@ void LoadedEntry::launch(DeviceOrdinal device, Stream stream, const LaunchDims& 
   std::optional<RelaxedCapture> relaxed;
   auto& launched = launched_[static_cast<std::size_t>(device)];
   if (!launched.load(std::memory_order_relaxed)) relaxed.emplace(driver_);
-  // The driver takes a CUkernel in a CUfunction's place and finds the current context's function;
-  // a CUfunction of our own would be stale after a reset of the device.
-  const Result code = driver_.table().launch_kernel(
-      reinterpret_cast<Function>(kernel_), dims.grid.x, dims.grid.y, dims.grid.z, dims.block.x,
-      dims.block.y, dims.block.z, dims.shared_bytes, stream, arguments, nullptr);
+  const Result code = queue(driver_.table(), kernel_, stream, dims, arguments);
   if (code == result::success) {
     if (relaxed) launched.store(true, std::memory_order_relaxed);
   } else {
-    driver_.fail(code, "cuLaunchKernel",
-                 fmt::format("{} of {}x{}x{} blocks of {}x{}x{} threads, {} bytes dynamic shared",
+    const bool has_clusters = dims.cluster > 1;
+    driver_.fail(code, has_clusters ? "cuLaunchKernelEx" : "cuLaunchKernel",
+                 fmt::format("{} of {}x{}x{} blocks of {}x{}x{} threads, {} bytes dynamic shared{}",
                              name_, dims.grid.x, dims.grid.y, dims.grid.z, dims.block.x,
-                             dims.block.y, dims.block.z, dims.shared_bytes));
+                             dims.block.y, dims.block.z, dims.shared_bytes,
+                             has_clusters ? fmt::format(", clusters of {}", dims.cluster) : ""));
   }
 }
 

@@ -20,6 +20,7 @@ struct Dim3 {
 struct LaunchDims {
   Dim3 grid, block;
   unsigned shared_bytes = 0;  // dynamic
+  unsigned cluster = 1;       // blocks, along x, that reach each other's shared memory
 };
 
 // One entry point of a loaded library; what LoadedKernel::entries points to on CUDA. Serves every

@@ -201,23 +201,36 @@ Result kernel_set_attribute(KernelAttribute attribute, int value, Kernel kernel,
     fake().attributes.push_back({kernel->name, device, static_cast<int>(attribute), value});
   });
 }
+void note(FakeCuda::Launch launch) {
+  if (fake().argument_bytes) {
+    const auto* first = static_cast<const std::byte*>(launch.arguments[0]);
+    launch.first_argument.assign(first, first + fake().argument_bytes(launch.kernel));
+  }
+  if (fake().on_launch) fake().on_launch(launch);
+  fake().launches.push_back(std::move(launch));
+}
 Result launch_kernel(Function function, unsigned grid_x, unsigned, unsigned, unsigned block_x,
                      unsigned, unsigned, unsigned shared_bytes, Stream stream, void** arguments,
                      void**) {
   return answer("cuLaunchKernel", [&] {
-    FakeCuda::Launch launch{reinterpret_cast<Kernel>(function)->name,
-                            current_device(),
-                            grid_x,
-                            block_x,
-                            shared_bytes,
-                            stream,
-                            arguments};
-    if (fake().argument_bytes) {
-      const auto* first = static_cast<const std::byte*>(arguments[0]);
-      launch.first_argument.assign(first, first + fake().argument_bytes(launch.kernel));
-    }
-    if (fake().on_launch) fake().on_launch(launch);
-    fake().launches.push_back(std::move(launch));
+    note({reinterpret_cast<Kernel>(function)->name, current_device(), grid_x, block_x, shared_bytes,
+          stream, arguments});
+  });
+}
+Result launch_kernel_ex(const LaunchConfig* config, Function function, void** arguments, void**) {
+  const unsigned cluster = config->num_attributes == 1 ? config->attributes->x : 0;
+  // CUDA_ERROR_INVALID_VALUE, as the driver answers to a grid that is not whole clusters.
+  if (cluster == 0 || config->grid_x % cluster != 0) return result::invalid_value;
+  return answer("cuLaunchKernelEx", [&] {
+    note({reinterpret_cast<Kernel>(function)->name,
+          current_device(),
+          config->grid_x,
+          config->block_x,
+          config->shared_bytes,
+          config->stream,
+          arguments,
+          {},
+          cluster});
   });
 }
 Result stream_is_capturing(Stream, CaptureStatus* status) {

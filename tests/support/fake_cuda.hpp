@@ -26,6 +26,7 @@ struct FakeCuda {
     runtime::cuda::Stream stream = nullptr;
     void** arguments = nullptr;               // gone after the launch
     std::vector<std::byte> first_argument{};  // as far as argument_bytes said
+    unsigned cluster = 1;
   };
   struct Memset {
     std::uint64_t address = 0;

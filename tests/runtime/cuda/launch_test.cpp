@@ -99,6 +99,27 @@ TEST_F(LaunchTest, ARefusedLaunchNamesKernelAndDims) {
   EXPECT_TRUE(fake_.contexts()->empty());
 }
 
+TEST_F(LaunchTest, ClustersReachTheDriver) {
+  int n = 3;
+  void* arguments[] = {&n};
+  entry_.launch(1, k_stream, {{8, 1, 1}, {128, 1, 1}, 4096, 2}, arguments);
+  ASSERT_EQ(fake_.launches.size(), 1u);
+  const auto& launch = fake_.launches[0];
+  EXPECT_EQ(launch.kernel, "rlk_a");
+  EXPECT_EQ(launch.device, 1);
+  EXPECT_EQ(launch.grid_x, 8u);
+  EXPECT_EQ(launch.block_x, 128u);
+  EXPECT_EQ(launch.shared_bytes, 4096u);
+  EXPECT_EQ(launch.cluster, 2u);
+  EXPECT_EQ(launch.stream, k_stream);
+  EXPECT_EQ(launch.arguments, arguments);
+  EXPECT_EQ(
+      what<CallError>([&] { entry_.launch(0, k_stream, {{7, 3, 4}, {5, 6, 7}, 8, 2}, nullptr); }),
+      "cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE (1): rlk_a of 7x3x4 blocks of 5x6x7 threads, 8 "
+      "bytes dynamic shared, clusters of 2");
+  EXPECT_TRUE(fake_.contexts()->empty());
+}
+
 TEST_F(LaunchTest, CapturesAreSeen) {
   EXPECT_FALSE(is_capturing(driver(), 0, k_stream));
   fake_.capture = CaptureStatus::active;

@@ -59,7 +59,7 @@ inline void expect_copied(const LogpCudaArray& array, const CudaCopy& copy, cons
 template <class Args, class Copy = CudaCopy>
 struct LaunchedStep {
   std::string name;  // "main" of rlk_linear_logp_fwd_main
-  unsigned blocks = 0, threads = 0, shared_bytes = 0;
+  unsigned blocks = 0, threads = 0, shared_bytes = 0, cluster = 1;
   int device = -1;
   runtime::cuda::Stream stream = nullptr;
   Args args{};  // of every step but pack
@@ -180,6 +180,7 @@ class LaunchFixture : public CudaTest {
       step.blocks = launch.grid_x;
       step.threads = launch.block_x;
       step.shared_bytes = launch.shared_bytes;
+      step.cluster = launch.cluster;
       step.device = launch.device;
       step.stream = launch.stream;
       void* const to = step.name == "pack" ? static_cast<void*>(&step.copy) : &step.args;
