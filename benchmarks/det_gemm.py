@@ -26,7 +26,8 @@ from gpu.clock import Clock, Runner
 import rlk
 from rlk import _core
 
-TILES = ("128x192", "128x256", "64x128", "64x64", "64x32")
+TILES = ("128x192", "128x256", "64x128", "64x64", "64x32", "128x192-cluster")
+LARGE_TILES = ("128x192", "128x256", "128x192-cluster")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # M, K, N of large products.
 LARGE = ((4096, 4096, 4096), (8192, 4096, 14336), (4096, 4096, 12288))
@@ -305,7 +306,7 @@ def run_times(rounds: int, all_tiles: bool, only: Sequence[str]) -> list[dict[st
     parts: dict[str, Callable[[], None]] = {
         "few": lambda: few_rows(times, TILES if all_tiles else ()),
         "types": lambda: other_types(times),
-        "large": lambda: large_products(times, TILES[:2] if all_tiles else ()),
+        "large": lambda: large_products(times, LARGE_TILES if all_tiles else ()),
         "wide": lambda: float32_results(times),
     }
     for name in only or parts:

@@ -37,9 +37,11 @@ constexpr Setting k_settings[] = {
             "CUDA: MiB of temporary memory that a backward takes, about; one leaf of 192 "
             "columns for all rows is the least. Copies of tensors whose strides the kernels "
             "cannot read come on top. Results do not depend on it"),
-    Setting("max_sms", nullptr, &Settings::max_sms, {.least = 0, .most = 1 << 20},
-            "CUDA: multiprocessors that a persistent kernel takes, so that others are left for "
-            "communication; 0: all. Results do not depend on it"),
+    Setting(
+        "max_sms", nullptr, &Settings::max_sms, {.least = 0, .most = 1 << 20},
+        "CUDA: multiprocessors that a persistent kernel takes, so that others are left for "
+        "communication, but two where its blocks work in pairs; 0: all. Results do not depend on "
+        "it"),
     Setting("tile", nullptr, &Settings::tile, {},
             "CUDA, for measurements: the tile of every kernel that has several, by its name in "
             "`rlk-jit tune`, such as `64-static`; `tuned`: what `tune` chose for this GPU, see "

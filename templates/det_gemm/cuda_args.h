@@ -34,6 +34,7 @@ constexpr DetGemmTile kDetGemmTiles[] = {
     {"64x64", 64, 64, kDetGemmSm90 | kDetGemmSm80 | kDetGemmFp32, 1.5},
     {"256x128", 256, 128, kDetGemmSm80, 1.0},
     {"128x128", 128, 128, kDetGemmFp32, 1.0},
+    {"128x192-cluster", 128, 192, kDetGemmSm90, 1.0},
 };
 constexpr int kDetGemmNumTiles = sizeof(kDetGemmTiles) / sizeof(DetGemmTile);
 constexpr int kDetGemmSmall = 4;  // the one that all loops have
@@ -62,6 +63,7 @@ constexpr CudaTile det_gemm_cuda_tile(DetGemmLoop loop, int tile, int shared_lim
 struct DetGemmSm90Tile {
   int rows, cols, boxes, stages, groups;
   bool ping_pong, dynamic;
+  int cluster = 1;  // blocks that have one tile below the other and share b's panels
   constexpr int threads() const { return 128 * (1 + groups); }
   constexpr int shared_bytes() const {
     return (rows + cols) * 64 * boxes * stages * 2 + groups * 4 * kSm90SlabBytes;
@@ -77,6 +79,8 @@ constexpr DetGemmSm90Tile det_gemm_sm90_tile(int tile) {
       return {64, 32, 4, 4, 1, false, false};
     case 4:
       return {64, 64, 4, 3, 1, false, false};
+    case 7:
+      return {128, 192, 1, 5, 2, true, false, 2};
     default:
       return {128, 192, 1, 5, 2, true, true};
   }

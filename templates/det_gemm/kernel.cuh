@@ -24,7 +24,8 @@
 //                             along the lanes. DetGemmCudaArgs and DetGemmMaps.
 //                             ceil(rows / tile.rows) * ceil(cols / tile.cols) blocks of
 //                             tile.threads() with tile.shared_bytes(); sm_90a and 16 bits: any x
-//                             tile.threads() with tile.shared_bytes(), of det_gemm_sm90_tile()
+//                             tile.threads() with tile.shared_bytes(), of det_gemm_sm90_tile(), in
+//                             its clusters
 //
 // Operations: 2 * rows * cols * terms. Memory: a and b once a tile of the other, out once.
 #include "common/cuda/copy.cuh"

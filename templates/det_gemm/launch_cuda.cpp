@@ -32,7 +32,7 @@ struct Plan {
   CudaCopies copies;
   void* ones = nullptr;  // in place of a; [num_terms] and what fills up 16 bytes
   // Of the step main.
-  int threads = 0, shared_bytes = 0;
+  int threads = 0, shared_bytes = 0, cluster = 1;
   Int64 blocks = 0;
 };
 
@@ -84,9 +84,12 @@ class Planner {
   // As many blocks as run at once, which ask for more tiles where there are more.
   void tiles_sm90() {
     const DetGemmSm90Tile tile = det_gemm_sm90_tile(machine_.tile);
-    plan_.args.group_tiles = std::max(1, k_group_rows / tile.rows);
-    const Int64 all = num_tiles(tile.rows, tile.cols);
-    plan_.blocks = std::min<Int64>(all, machine_.num_sms);
+    const int cluster_rows = tile.rows * tile.cluster;
+    plan_.args.group_tiles = std::max(1, k_group_rows / cluster_rows);
+    const Int64 all = num_tiles(cluster_rows, tile.cols) * tile.cluster;
+    const int most_clusters = std::max(machine_.num_sms / tile.cluster, 1);
+    plan_.blocks = std::min<Int64>(all, most_clusters * tile.cluster);
+    plan_.cluster = tile.cluster;
     plan_.threads = tile.threads();
     plan_.shared_bytes = tile.shared_bytes();
     // Few rows need no whole box: zeros would be written for the others.
@@ -150,13 +153,14 @@ class Queue {
 
   template <class Args>
   void step(int step, Int64 blocks, int threads, const Args& args, int shared_bytes = 0,
-            const DetGemmMaps* maps = nullptr) {
+            const DetGemmMaps* maps = nullptr, int cluster = 1) {
     void* arguments[] = {const_cast<Args*>(&args), const_cast<DetGemmMaps*>(maps)};
     entry(kernel_, step)
         .launch(device_, stream_,
                 {{static_cast<unsigned>(blocks)},
                  {static_cast<unsigned>(threads)},
-                 static_cast<unsigned>(shared_bytes)},
+                 static_cast<unsigned>(shared_bytes),
+                 static_cast<unsigned>(cluster)},
                 arguments);
   }
   void zero(void* data, std::size_t bytes) {
@@ -185,8 +189,9 @@ class Queue {
   Stream stream_;
 };
 
+// parts: of a tile's boxes, each of which a block of a cluster copies.
 TensorMap map_of(Driver& driver, DeviceOrdinal device, DType dtype, const DetGemmMatrix& matrix,
-                 Int64 lanes, Int64 terms, int tile_lanes) {
+                 Int64 lanes, Int64 terms, int tile_lanes, int parts = 1) {
   if (lanes > std::numeric_limits<int>::max()) {  // a tensor map's coordinates are ints
     throw Unsupported(
         Fault{"det_gemm", "a", "fewer than 2^31 rows on sm_90a", std::to_string(lanes)});
@@ -195,7 +200,7 @@ TensorMap map_of(Driver& driver, DeviceOrdinal device, DType dtype, const DetGem
   const bool along_lanes = matrix.along_lanes != 0;
   const MatrixView view{matrix.data, along_lanes ? terms : lanes, along_lanes ? lanes : terms,
                         matrix.pitch};
-  make_tensor_map(&map, driver, device, dtype, view, along_lanes ? 64 : tile_lanes);
+  make_tensor_map(&map, driver, device, dtype, view, (along_lanes ? 64 : tile_lanes) / parts);
   return map;
 }
 
@@ -203,7 +208,8 @@ DetGemmMaps maps_of(Driver& driver, DeviceOrdinal device, DType dtype, const Det
                     int tile) {
   const DetGemmSm90Tile shape = det_gemm_sm90_tile(tile);
   return {map_of(driver, device, dtype, args.a, args.num_rows, args.num_terms, args.a_box_rows),
-          map_of(driver, device, dtype, args.b, args.num_cols, args.num_terms, shape.cols)};
+          map_of(driver, device, dtype, args.b, args.num_cols, args.num_terms, shape.cols,
+                 shape.cluster)};
 }
 
 }  // namespace
@@ -251,7 +257,7 @@ void launch_det_gemm_cuda(const LoadedKernel& kernel, const DetGemmCall& call,
   if (machine.loop == kDetGemmSm90)
     maps = maps_of(queue.driver(), call.device.index, dtype, args, machine.tile);
   queue.step(k_main + 2 * args.a.along_lanes + args.b.along_lanes, plan.blocks, plan.threads, args,
-             plan.shared_bytes, &maps);
+             plan.shared_bytes, &maps, plan.cluster);
 }
 
 }  // namespace rlk

@@ -8,6 +8,7 @@ constexpr DetGemmSm90Tile kSm90Tile = det_gemm_sm90_tile(kTile);
 struct Sm90Shape {
   static constexpr int kRows = kSm90Tile.rows, kCols = kSm90Tile.cols, kBoxes = kSm90Tile.boxes;
   static constexpr int kStages = kSm90Tile.stages, kGroups = kSm90Tile.groups;
+  static constexpr int kCluster = kSm90Tile.cluster;
   static constexpr bool kPingPong = kSm90Tile.ping_pong, kDynamic = kSm90Tile.dynamic;
 };
 // Where it is not used it has some type: the compiler reads what follows in any case.
@@ -110,7 +111,7 @@ RLK_DEVICE void multiply_sm90(const Args& a, const DetGemmMaps& maps) {
   using Store = StoreSm90 < Loop, kOut == 2 || kOut<0>;
   __shared__ typename Loop::Shared barriers;
   __shared__ Sm90Values values[Loop::kGroups];
-  const Raster raster(ceil_div(a.num_rows, Loop::kRows), ceil_div(a.num_cols, Loop::kCols),
+  const Raster raster(ceil_div(a.num_rows, Loop::kRowsOfCluster), ceil_div(a.num_cols, Loop::kCols),
                       a.group_tiles);
   Store store{a, values, shared_address(stages) + Loop::kSharedBytes};
   Loop::run({maps.a, maps.b, static_cast<int>(a.num_terms), raster, a.next_tile, a.a_box_rows},

@@ -32,12 +32,15 @@ struct LinearLogpSm90Tile {
   const char* name;
   int rows, stages;
   bool ping_pong, dynamic;
+  int cluster = 1;  // blocks that have one tile below the other and share the weight's panels
+  constexpr int rows_of_cluster() const { return rows * cluster; }
   constexpr int shared_bytes() const { return (rows + kLogpLeaf) * 64 * stages * 2; }
 };
 constexpr LinearLogpSm90Tile kLinearLogpSm90Tiles[] = {
     {"128-dynamic", 128, 5, true, true},  // in a kernel's name it is left out
-    {"64-dynamic", 64, 7, true, true},   {"64-static", 64, 7, true, false},
-    {"128-static", 128, 5, true, false}, {"256-cooperative", 256, 3, false, true},
+    {"64-dynamic", 64, 7, true, true},       {"64-static", 64, 7, true, false},
+    {"128-static", 128, 5, true, false},     {"256-cooperative", 256, 3, false, true},
+    {"128-cluster", 128, 5, true, false, 2},
 };
 
 // Rows of a block of the forward's merge; each has a warp.

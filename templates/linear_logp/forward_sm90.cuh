@@ -13,6 +13,7 @@ constexpr LinearLogpSm90Tile kSm90Tile = kLinearLogpSm90Tiles[kTile < 0 ? 0 : kT
 struct Sm90Shape {
   static constexpr int kRows = kSm90Tile.rows, kCols = kLogpLeaf, kBoxes = 1;
   static constexpr int kStages = kSm90Tile.stages, kGroups = 2;
+  static constexpr int kCluster = kSm90Tile.cluster;
   static constexpr bool kPingPong = kSm90Tile.ping_pong, kDynamic = kSm90Tile.dynamic;
 };
 // Where it is not used it has some type: the compiler reads what follows in any case.
@@ -219,7 +220,8 @@ RLK_DEVICE void forward_main_sm90(const Args& a, const LinearLogpCudaMaps& maps)
   __shared__ FoldShared values[2];
   const Int64 left = min(num_active(a) - a.first_row, a.strip_rows);
   const int num_rows = left > 0 ? static_cast<int>(left) : 0;
-  const Raster raster(ceil_div(num_rows, Sm90Loop::kRows), leaves_of(a).count(), a.group_tiles);
+  const Raster raster(ceil_div(num_rows, Sm90Loop::kRowsOfCluster), leaves_of(a).count(),
+                      a.group_tiles);
   const TensorMap& hidden = num_active(a) < a.num_rows ? maps.gathered : maps.hidden;
   Fold fold{a, values, num_rows};
   Sm90Loop::run({hidden, maps.weight, static_cast<int>(dim(a)), raster, a.next_tile}, barriers,

@@ -36,7 +36,8 @@
 //     rlk_linear_logp_fwd_pack      any x 256                an operand or row array needs a copy
 //     for each strip of rows:
 //     rlk_linear_logp_fwd_main      logits tiles of the strip x vocab; sm_90a, 16 bits: any x 384,
-//                                   kLinearLogpSm90Tiles[kTile].shared_bytes() dynamic
+//                                   kLinearLogpSm90Tiles[kTile].shared_bytes() dynamic, in its
+//                                   clusters
 //     rlk_linear_logp_fwd_merge     ceil(strip_rows / kLinearLogpMergeRows) x 512
 //   backward
 //     rlk_linear_logp_bwd_rows      1 x 1024                 as above

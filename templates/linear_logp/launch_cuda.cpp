@@ -45,14 +45,15 @@ class Queue {
 
   template <class Args>
   void step(int step, Int64 blocks, int threads, const Args& args, int shared_bytes = 0,
-            const LinearLogpCudaMaps* maps = nullptr) {
+            const LinearLogpCudaMaps* maps = nullptr, int cluster = 1) {
     if (blocks == 0) return;
     void* arguments[] = {const_cast<Args*>(&args), const_cast<LinearLogpCudaMaps*>(maps)};
     entry(kernel_, step)
         .launch(device_, stream_,
                 {{static_cast<unsigned>(blocks)},
                  {static_cast<unsigned>(threads)},
-                 static_cast<unsigned>(shared_bytes)},
+                 static_cast<unsigned>(shared_bytes),
+                 static_cast<unsigned>(cluster)},
                 arguments);
   }
   void pack(int step_of_pack, std::span<const CudaCopy> copies) {
@@ -91,16 +92,18 @@ bool writes_nothing(const LinearLogpCall& call) {
 
 // The forward's main step: its tiles, and for the loop of sm_90a the matrices.
 struct MainStep {
-  int rows, threads, shared_bytes;
+  int rows, threads, shared_bytes;  // rows: of a cluster's tiles
   Int64 most_blocks = std::numeric_limits<Int64>::max();
+  int cluster = 1;  // blocks
   LinearLogpCudaMaps maps{};
 };
 
 MainStep main_step_sm90(Driver& driver, const LinearLogpCall& call, const CudaPlan& plan,
                         const LinearLogpSm90Tile& tile, int max_sms) {
   const int num_sms = driver.device(call.device.index).num_sms;
-  MainStep main{tile.rows, 384, tile.shared_bytes(),
-                max_sms > 0 ? std::min(max_sms, num_sms) : num_sms};
+  const int most_sms = max_sms > 0 ? std::min(max_sms, num_sms) : num_sms;
+  MainStep main{tile.rows_of_cluster(), 384, tile.shared_bytes(),
+                std::max(most_sms / tile.cluster, 1) * tile.cluster, tile.cluster};
   const auto& args = plan.args;
   const DType dtype = call.hidden.dtype;
   if (args.num_rows > std::numeric_limits<int>::max()) {  // a tensor map's coordinates are ints
@@ -114,7 +117,7 @@ MainStep main_step_sm90(Driver& driver, const LinearLogpCall& call, const CudaPl
     make_tensor_map(&main.maps.gathered, driver, device, dtype, plan.gathered, tile.rows);
   }
   make_tensor_map(&main.maps.weight, driver, device, dtype,
-                  {args.weight, args.vocab, args.dim, args.weight_pitch}, kLogpLeaf);
+                  {args.weight, args.vocab, args.dim, args.weight_pitch}, kLogpLeaf / tile.cluster);
   return main;
 }
 
@@ -125,7 +128,8 @@ void launch_fwd(Queue& queue, CudaPlan& plan, const MainStep& main) {
   queue.pack(k_fwd_pack, plan.operand_copies());
   const Int64 leaves = logp_num_leaves(args.vocab);
   const auto tiles_of = [&](Int64 first) {
-    return ceil_div(std::min(args.strip_rows, args.num_rows - first), main.rows) * leaves;
+    return ceil_div(std::min(args.strip_rows, args.num_rows - first), main.rows) * leaves *
+           main.cluster;
   };
   // With a block for each tile no block asks for another.
   if (args.next_tile != nullptr && tiles_of(0) > main.most_blocks) {
@@ -136,7 +140,7 @@ void launch_fwd(Queue& queue, CudaPlan& plan, const MainStep& main) {
   for (Int64 first = 0; first < args.num_rows; first += args.strip_rows) {
     args.first_row = first;
     queue.step(k_fwd_main, std::min(tiles_of(first), main.most_blocks), main.threads, args,
-               main.shared_bytes, &main.maps);
+               main.shared_bytes, &main.maps, main.cluster);
     queue.step(k_fwd_merge, ceil_div(args.strip_rows, kLinearLogpMergeRows),
                32 * kLinearLogpMergeRows, args);
     if (args.next_tile != nullptr) ++args.next_tile;
@@ -213,7 +217,7 @@ void launch_linear_logp_cuda(const LoadedKernel& kernel, const LinearLogpCall& c
   const LinearLogpSm90Tile& sm90 = sm90_tile(kernel);
   CudaLoop loop{logits.rows};
   if (call.pass == jit::Pass::fwd && linear_logp_uses_sm90_loop(x, kernel.target)) {
-    loop = {sm90.rows, true, sm90.dynamic};
+    loop = {sm90.rows_of_cluster(), true, sm90.dynamic};
   }
 
   Arena sizes(nullptr);

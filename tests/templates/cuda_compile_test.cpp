@@ -50,6 +50,7 @@ const Shape k_shapes[] = {{{"V", 131072},
                            {"a", 0},
                            {"b", 0},
                            {"out", 0},
+                           {"tile", 0},
                            {"det_gemm tile", 0}},
                           {{"V", 50257},
                            {"D", 4096},
@@ -67,6 +68,7 @@ const Shape k_shapes[] = {{{"V", 131072},
                            {"a", 0},
                            {"b", 1},
                            {"out", 1},
+                           {"tile", 0},
                            {"det_gemm tile", 1}},
                           {{"V", 193},
                            {"D", 33},
@@ -83,6 +85,7 @@ const Shape k_shapes[] = {{{"V", 131072},
                            {"a", 1},
                            {"b", 1},
                            {"out", 2},
+                           {"tile", 0},
                            {"det_gemm tile", 2}}};
 
 std::vector<std::unique_ptr<jit::NvrtcCompiler>> compilers() {
@@ -113,7 +116,7 @@ void set_det_gemm_tile(const Shape& shape, jit::Specialization& spec) {
   spec.values[k_det_gemm_tile] = tiles[nth % tiles.size()];
 }
 
-// The generic variant and one for each shape.
+// The generic variant and one for each shape; then the first two shapes' in their other tiles.
 std::vector<jit::Specialization> variants(const jit::Specialization& generic) {
   std::vector<jit::Specialization> all{generic};
   for (const Shape& shape : k_shapes) {
@@ -126,6 +129,10 @@ std::vector<jit::Specialization> variants(const jit::Specialization& generic) {
     // A new op's constant would silently stay run-time here.
     EXPECT_NE(spec, generic) << "no shape has a constant of " << generic.text();
     all.push_back(spec);
+  }
+  for (std::size_t i = 1; i <= 2; ++i) {
+    const auto others = generic.op->alternatives(all[i]);
+    all.insert(all.end(), others.begin(), others.end());
   }
   return all;
 }
@@ -209,9 +216,9 @@ TEST_P(CudaCompileTest, NothingSpills) {
     for (const auto& generic : op->generic_variants(GetParam())) {
       const auto all = variants(generic);
       for (const auto& spec : all) {
-        // One will do for the generic variant, which the build has made by the other, and for the
-        // least shape, whose code is no larger than that of the second.
-        const bool is_inner = &spec != &all.front() && &spec != &all.back();
+        // One will do for the generic variant, which the build has made by the other, for the
+        // least shape, whose code is no larger than that of the second, and for other tiles.
+        const bool is_inner = &spec == &all[1] || &spec == &all[2];
         for (const auto& compiler :
              std::span(all_compilers).first(is_inner ? all_compilers.size() : 1)) {
           SCOPED_TRACE(spec.text() + " by " + compiler->identity());

@@ -13,6 +13,10 @@
 // stage has several boxes of 64 terms, since a stage costs its barriers. Tiles are dealt out by the
 // copying thread, from a counter in memory or at a fixed distance, and passed on through a ring.
 //
+// The blocks of a cluster have tiles one below the other: each copies its part of B's panel to all
+// of them, so that B is read once for twice the rows. A stage is free when all have read it. A tile
+// below the last row is multiplied too, and nobody stores it.
+//
 // A kernel calls run() with an epilogue: source(position), where a tile's operands begin;
 // num_cols(position), B's lanes of a tile, of which the product is made at least (192 columns;
 // others are multiplied whole), and functions called by the warpgroup of a tile: begin(tile,
@@ -60,6 +64,24 @@ struct PanelSm90 {
       cp_async_bulk_tensor_2d(to, map, k0, lane0, barrier);
     }
   }
+  // This block's part of it, to all blocks of a cluster: boxes of 64 x kBoxRows / kCluster.
+  template <int kCluster>
+  static RLK_DEVICE void copy_part(unsigned to, const TensorMap& map, int lane0, int k0,
+                                   unsigned barrier) {
+    constexpr int kRows = kBoxRows / kCluster, kAll = (1 << kCluster) - 1;
+    static_assert(kRows % 8 == 0 && kBoxRows % kCluster == 0);
+    const int row0 = static_cast<int>(cluster_ctarank()) * kRows;
+    const unsigned part = to + row0 * 128;
+    if constexpr (kAlongLanes) {
+#pragma unroll
+      for (int i = 0; i < kLanes / 64; ++i) {
+        cp_async_bulk_tensor_2d_multicast(part + i * (64 * kK * 2), map, lane0 + i * 64, k0 + row0,
+                                          barrier, kAll);
+      }
+    } else {
+      cp_async_bulk_tensor_2d_multicast(part, map, k0, lane0 + row0, barrier, kAll);
+    }
+  }
   // Groups of 8 rows of 128 bytes follow each other; along the lanes, so do those of 64 lanes.
   static RLK_DEVICE unsigned long long descriptor(unsigned panel) {
     constexpr unsigned long long kSwizzle128 = 1ull << 62, kGroup = 1024 >> 4;
@@ -93,7 +115,9 @@ class LoopSm90 {
   static constexpr int kRows = Shape::kRows, kCols = Shape::kCols, kStages = Shape::kStages;
   static constexpr int kBoxK = 64, kBoxes = Shape::kBoxes, kK = kBoxK * kBoxes;  // of a stage
   static constexpr bool kPingPong = Shape::kPingPong, kDynamic = Shape::kDynamic;
-  static constexpr int kGroups = Shape::kGroups;  // warpgroups that multiply
+  static constexpr int kGroups = Shape::kGroups;    // warpgroups that multiply
+  static constexpr int kCluster = Shape::kCluster;  // blocks of a cluster, 1 or 2
+  static constexpr int kRowsOfCluster = kCluster * kRows;
   static constexpr int kThreads = 128 * (1 + kGroups);
   // Of a warpgroup in a tile.
   static constexpr int kRowsOfGroup = kPingPong ? kRows : kRows / kGroups;
@@ -126,8 +150,8 @@ class LoopSm90 {
   struct Work {
     const TensorMap& a;
     const TensorMap& b;
-    int num_k;  // at least 1
-    Raster raster;
+    int num_k;          // at least 1
+    Raster raster;      // of tiles of kRowsOfCluster rows; the grid is whole clusters
     unsigned* counter;  // kDynamic: 0 before the launch; not read where a block each is enough
     // Of A's boxes along the terms: fewer than a tile's where the matrix has no more. The rest of a
     // stage then holds anything, and so do the rows of the tile that nobody asked for.
@@ -137,7 +161,7 @@ class LoopSm90 {
   // Barriers of a block; a static one of the kernel.
   struct Shared {
     unsigned long long full[kStages], empty[kStages], tile_full[4], tile_empty[4];
-    int tile[4];
+    int tile_row[4], tile_col[4];  // the row kNoTile: no more
   };
 
   // All threads of the block. stages: kSharedBytes of dynamic shared memory, 1024-byte aligned.
@@ -146,7 +170,7 @@ class LoopSm90 {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
         mbarrier_init(shared_address(&shared.full[i]), 1);
-        mbarrier_init(shared_address(&shared.empty[i]), kReaders);
+        mbarrier_init(shared_address(&shared.empty[i]), kReaders * kCluster);
       }
       for (int i = 0; i < 4; ++i) {
         mbarrier_init(shared_address(&shared.tile_full[i]), 1);
@@ -154,7 +178,7 @@ class LoopSm90 {
       }
       fence_mbarrier_init();
     }
-    __syncthreads();
+    sync_cluster();
     if (threadIdx.x < 128) {
       if constexpr (kGroups == 2) setmaxnreg_dec<40>();
       if (threadIdx.x == 0) produce(work, shared, shared_address(stages), epilogue);
@@ -162,6 +186,8 @@ class LoopSm90 {
       if constexpr (kGroups == 2) setmaxnreg_inc<232>();
       consume(work, shared, shared_address(stages), epilogue);
     }
+    // The shared memory of a block that has ended is nobody's to write or to arrive at.
+    if constexpr (kCluster > 1) sync_cluster();
   }
 
  private:
@@ -169,6 +195,21 @@ class LoopSm90 {
   static constexpr int kReaders = kPingPong ? 4 : 4 * kGroups;
   static constexpr int kNoTile = -1;
   static_assert(kRowsOfGroup % 64 == 0 && kStages >= 2 && kGroups <= 2);
+  static_assert(kCluster == 1 || (kCluster == 2 && !kDynamic), "the blocks agree on their tiles");
+
+  static RLK_DEVICE void sync_cluster() {
+    if constexpr (kCluster > 1) {
+      barrier_cluster();
+    } else {
+      __syncthreads();
+    }
+  }
+  // Of this block's tile.
+  static RLK_DEVICE TilePosition position_of(const Work& work, unsigned index) {
+    TilePosition at = work.raster.at(index);
+    if constexpr (kCluster > 1) at.row = at.row * kCluster + cluster_ctarank();
+    return at;
+  }
 
   // A place in a ring of n barriers, and how often it came round.
   template <int n>
@@ -191,22 +232,25 @@ class LoopSm90 {
     prefetch_tensormap(work.a);
     prefetch_tensormap(work.b);
     Turn<kStages> stage;
-    Turn<4> slot;
-    const auto publish = [&](int tile) {
-      mbarrier_wait(shared_address(&shared.tile_empty[slot.index]), slot.parity ^ 1);
-      *const_cast<volatile int*>(&shared.tile[slot.index]) = tile;
-      mbarrier_arrive(shared_address(&shared.tile_full[slot.index]));
-      slot.next();
+    unsigned num_published = 0;
+    const auto publish = [&](TilePosition at) {
+      const unsigned slot = num_published % 4, parity = num_published / 4 % 2;
+      mbarrier_wait(shared_address(&shared.tile_empty[slot]), parity ^ 1);
+      *const_cast<volatile int*>(&shared.tile_row[slot]) = static_cast<int>(at.row);
+      *const_cast<volatile int*>(&shared.tile_col[slot]) = static_cast<int>(at.col);
+      mbarrier_arrive(shared_address(&shared.tile_full[slot]));
+      ++num_published;
     };
     const unsigned num_tiles = work.raster.num_tiles();
-    const bool counts = kDynamic && gridDim.x < num_tiles;
-    unsigned tile = blockIdx.x;
+    const unsigned num_clusters = gridDim.x / kCluster;
+    const bool counts = kDynamic && num_clusters < num_tiles;
+    unsigned tile = blockIdx.x / kCluster;
 #pragma unroll 1
     while (tile < num_tiles) {
-      publish(static_cast<int>(tile));
-      const TilePosition at = work.raster.at(tile);
+      const TilePosition at = position_of(work, tile);
+      publish(at);
       // Asked for now, needed when this tile is copied.
-      tile = gridDim.x + (counts ? atomicAdd(work.counter, 1u) : tile);
+      tile = num_clusters + (counts ? atomicAdd(work.counter, 1u) : tile);
       const TileSource from = epilogue.source(at);
 #pragma unroll 1
       for (int k = 0; k < work.num_k; k += kK) {
@@ -218,14 +262,19 @@ class LoopSm90 {
         for (int box = 0; box < kBoxes; ++box) {
           const unsigned panels = to + box * kPanelsBytes;
           PanelA::copy(panels, work.a, from.lane_a, from.term_a + k + box * kBoxK, full);
-          PanelB::copy(panels + PanelA::kBytes, work.b, from.lane_b, from.term_b + k + box * kBoxK,
-                       full);
+          if constexpr (kCluster > 1) {
+            PanelB::template copy_part<kCluster>(panels + PanelA::kBytes, work.b, from.lane_b,
+                                                 from.term_b + k + box * kBoxK, full);
+          } else {
+            PanelB::copy(panels + PanelA::kBytes, work.b, from.lane_b,
+                         from.term_b + k + box * kBoxK, full);
+          }
         }
         stage.next();
       }
     }
-    publish(kNoTile);
-    if (kPingPong) publish(kNoTile);
+    publish({kNoTile, 0});
+    if (kPingPong) publish({kNoTile, 0});
   }
 
   template <class Epilogue>
@@ -236,20 +285,20 @@ class LoopSm90 {
     tile.row0_ = tile.first_row() + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4;
     const int num_steps = (work.num_k + kK - 1) / kK;
     Turn<kStages> stage;
-    Turn<4> slot;
+    unsigned number = kPingPong ? group : 0;  // of the tile, among those published
     if (kPingPong && group == 1) {
       stage.advance(num_steps);
-      slot.next();
       bar_arrive(1, 256);  // the other one may begin
     }
 #pragma unroll 1
     for (;;) {
-      mbarrier_wait(shared_address(&shared.tile_full[slot.index]), slot.parity);
-      const int index = *const_cast<volatile int*>(&shared.tile[slot.index]);
-      release(shared.tile_empty[slot.index]);
-      slot.advance(kPingPong ? 2 : 1);
-      if (index == kNoTile) break;
-      const TilePosition position = work.raster.at(index);
+      const unsigned slot = number % 4, parity = number / 4 % 2;
+      mbarrier_wait(shared_address(&shared.tile_full[slot]), parity);
+      const TilePosition position = {*const_cast<volatile int*>(&shared.tile_row[slot]),
+                                     *const_cast<volatile int*>(&shared.tile_col[slot])};
+      release(shared.tile_empty[slot]);
+      number += kPingPong ? 2 : 1;
+      if (position.row == kNoTile) break;
       epilogue.begin(tile, position);
       if constexpr (Epilogue::kLoads) epilogue.load(tile, position);
       // In ping-pong the tensor cores are one warpgroup's at a time, in the order of the copies.
@@ -275,6 +324,15 @@ class LoopSm90 {
   static RLK_DEVICE void release(unsigned long long& barrier) {
     __syncwarp();
     if (thread_index() % 32 == 0) mbarrier_arrive(shared_address(&barrier));
+  }
+  static RLK_DEVICE void release_stage(unsigned long long& barrier) {
+    if constexpr (kCluster > 1) {
+      __syncwarp();
+      const unsigned lane = thread_index() % 32;
+      if (lane < kCluster) mbarrier_arrive_cluster(shared_address(&barrier), lane);
+    } else {
+      release(barrier);
+    }
   }
 
   // Of the tile's first kN columns. kAdds: to what the accumulators are.
@@ -307,12 +365,12 @@ class LoopSm90 {
       }
       wgmma_commit_group();
       wgmma_wait_group<1>();
-      if (step > 0) release(shared.empty[before]);
+      if (step > 0) release_stage(shared.empty[before]);
       before = stage.index;
       stage.next();
     } while (++step < num_steps);
     wgmma_wait_group<0>();
-    release(shared.empty[before]);
+    release_stage(shared.empty[before]);
   }
 
   int row0_;

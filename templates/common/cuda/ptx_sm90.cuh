@@ -53,6 +53,36 @@ RLK_DEVICE void cp_async_bulk_tensor_2d(unsigned to, const TensorMap& map, int x
       "l"(&map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
+// Into the same place, and counted at the same barrier, of each block of the cluster whose bit is
+// set.
+RLK_DEVICE void cp_async_bulk_tensor_2d_multicast(unsigned to, const TensorMap& map, int x, int y,
+                                                  unsigned barrier, unsigned short blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
+// Of this block in its cluster.
+RLK_DEVICE unsigned cluster_ctarank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// At the barrier of the same place in a block of the cluster. Ordered as CUTLASS does: qualified as
+// a release of the cluster it takes as long as a stage.
+RLK_DEVICE void mbarrier_arrive_cluster(unsigned barrier, unsigned block) {
+  asm volatile(
+      "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
+      "mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+}
+// All threads of the cluster; those of a warp need not come together.
+RLK_DEVICE void barrier_cluster() {
+  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
 
 // Barrier `id` (1 to 15) of `threads` threads, of which this one waits or does not wait.
 RLK_DEVICE void bar_sync(int id, int threads) {

@@ -27,15 +27,16 @@ class TuneTest : public CliTest {
     test::fake_cuda();
     fake_.contexts()->clear();
     fake_.argument_bytes = [](const std::string&) { return sizeof(LinearLogpCudaArgs); };
-    // The tile that a kernel was compiled for stands in the shared memory that it asks for and in
-    // whether it has a counter.
+    // The tile that a kernel was compiled for stands in the shared memory that it asks for, in
+    // whether it has a counter, and in its clusters.
     fake_.on_launch = [this](const test::FakeCuda::Launch& launch) {
       LinearLogpCudaArgs args;
       std::memcpy(&args, launch.first_argument.data(), sizeof(args));
       if (launch.kernel.ends_with("_main")) {
         for (const auto& tile : kLinearLogpSm90Tiles) {
           const bool is_it = tile.shared_bytes() == static_cast<int>(launch.shared_bytes) &&
-                             tile.dynamic == (args.next_tile != nullptr);
+                             tile.dynamic == (args.next_tile != nullptr) &&
+                             tile.cluster == static_cast<int>(launch.cluster);
           if (is_it) ran_ = tile.name;
         }
         rows_ = args.num_rows;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sm_90a loop with the plainest epilogue, for its test: C = A * B^T in fp32.
-// Macros: X (2 bf16, 3 fp16), ROWS, STAGES, PING_PONG, DYNAMIC, A_LANES, B_LANES.
+// Macros: X (2 bf16, 3 fp16), ROWS, STAGES, PING_PONG, DYNAMIC, CLUSTER, A_LANES, B_LANES.
 #include "common/cuda/loop_sm90.cuh"
 
 namespace rlk {
@@ -8,6 +8,7 @@ namespace rlk {
 struct Shape {
   static constexpr int kRows = ROWS, kCols = 192, kBoxes = 1, kStages = STAGES, kGroups = 2;
   static constexpr bool kPingPong = PING_PONG, kDynamic = DYNAMIC;
+  static constexpr int kCluster = CLUSTER;
 };
 constexpr Major kMajorA = A_LANES ? Major::kLanes : Major::kTerms;
 constexpr Major kMajorB = B_LANES ? Major::kLanes : Major::kTerms;
@@ -50,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(rlk::Loop::kThreads, 1)
          const __grid_constant__ rlk::TensorMap b) {
   using namespace rlk;
   __shared__ Loop::Shared shared;
-  const Raster raster(ceil_div(g.m, Loop::kRows), ceil_div(g.n, Loop::kCols), g.group_rows);
+  const Raster raster(ceil_div(g.m, Loop::kRowsOfCluster), ceil_div(g.n, Loop::kCols), g.group_rows);
   Store store{g};
   Loop::run({a, b, g.k, raster, g.counter}, shared, stages, store);
 }

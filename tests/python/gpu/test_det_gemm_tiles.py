@@ -12,9 +12,11 @@ from rlk import _core
 
 pytestmark = pytest.mark.gpu
 
-TILES = ("128x192", "128x256", "64x128", "64x32", "64x64", "256x128", "128x128")
+TILES = (
+    "128x192", "128x256", "64x128", "64x32", "64x64", "256x128", "128x128", "128x192-cluster",
+)  # fmt: skip
 #: M, K, N: ends within tiles, boxes and chunks of 16 bytes, and one tile or less.
-SIZES = [(700, 1032, 776), (130, 77, 301), (3, 200, 5000), (1, 8, 1)]
+SIZES = [(700, 1032, 776), (130, 77, 301), (385, 264, 97), (3, 200, 5000), (1, 8, 1)]
 
 
 def draw(m: int, k: int, n: int, dtype: str):

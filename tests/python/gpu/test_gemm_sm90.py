@@ -25,10 +25,23 @@ pytestmark = [
     ),
 ]
 
-# Rows of a tile, stages, ping-pong, dynamic.
-LOOPS = [(128, 5, 1, 1), (128, 4, 0, 0), (64, 7, 1, 0), (64, 7, 1, 1), (256, 3, 0, 1)]
-# One element, whole tiles, and sizes that end within a tile, a box and a swizzled row.
-SIZES = [(1, 1, 8), (64, 192, 64), (200, 300, 136), (1000, 777, 1040), (513, 2000, 72)]
+# Rows of a tile, stages, ping-pong, dynamic, blocks of a cluster.
+LOOPS = [
+    (128, 5, 1, 1, 1),
+    (128, 4, 0, 0, 1),
+    (64, 7, 1, 0, 1),
+    (64, 7, 1, 1, 1),
+    (256, 3, 0, 1, 1),
+    (128, 5, 1, 0, 2),
+    (128, 4, 0, 0, 2),
+    (64, 7, 1, 0, 2),
+]
+# One element, whole tiles, sizes that end within a tile, a box and a swizzled row, and numbers of
+# tiles that are not even.
+SIZES = [
+    (1, 1, 8), (64, 192, 64), (200, 300, 136), (1000, 777, 1040), (513, 2000, 72), (128, 97, 264),
+    (257, 191, 512), (640, 3001, 328),
+]  # fmt: skip
 
 
 def check(code: int) -> None:
@@ -84,6 +97,25 @@ class GemmArgs(ctypes.Structure):
     ]
 
 
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute; kind 4: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION."""
+
+    _fields_ = [("kind", ctypes.c_int), ("_pad", ctypes.c_int), ("value", ctypes.c_uint * 16)]
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    ]
+
+
 class TensorMap:
     """128 bytes on a multiple of 64."""
 
@@ -110,23 +142,24 @@ def along_lanes(matrix):
 
 
 def product(kernel, a, b, m: int, n: int, k: int, loop: tuple, majors: tuple, blocks: int):
-    rows, stages, _, _ = loop
+    rows, stages, _, _, cluster = loop
+    blocks = -(-blocks // cluster) * cluster
     shared_bytes = (rows + 192) * 64 * 2 * stages
     check(driver().cuFuncSetAttribute(kernel, MAX_DYNAMIC_SHARED, shared_bytes))
     c = torch.full((m, n), float("nan"), device="cuda")
     counter = torch.zeros(1, device="cuda", dtype=torch.int32)
     maps = (
         TensorMap(along_lanes(a) if majors[0] else a, 64 if majors[0] else rows),
-        TensorMap(along_lanes(b) if majors[1] else b, 64 if majors[1] else 192),
+        TensorMap(along_lanes(b) if majors[1] else b, (64 if majors[1] else 192) // cluster),
     )
     args = GemmArgs(c.data_ptr(), m, n, k, 2, counter.data_ptr())
     pointers = (ctypes.c_void_p * 3)(ctypes.addressof(args), maps[0].address, maps[1].address)
-    check(
-        driver().cuLaunchKernel(
-            kernel, blocks, 1, 1, 384, 1, 1, shared_bytes,
-            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream), pointers, None,
-        )
+    clusters = Attribute(kind=4, value=(cluster, 1, 1))
+    config = LaunchConfig(
+        (blocks, 1, 1), (384, 1, 1), shared_bytes, torch.cuda.current_stream().cuda_stream,
+        ctypes.pointer(clusters), 1,
     )  # fmt: skip
+    check(driver().cuLaunchKernelEx(ctypes.byref(config), kernel, pointers, None))
     torch.cuda.synchronize()
     return c
 
@@ -137,10 +170,10 @@ def test_products(dtype, majors):
     torch.manual_seed(0)
     first: dict[tuple, torch.Tensor] = {}
     for loop in LOOPS:
-        rows, stages, ping_pong, dynamic = loop
+        rows, stages, ping_pong, dynamic, cluster = loop
         kernel = compiled(
             X=CODES[dtype], ROWS=rows, STAGES=stages, PING_PONG=ping_pong, DYNAMIC=dynamic,
-            A_LANES=majors[0], B_LANES=majors[1],
+            CLUSTER=cluster, A_LANES=majors[0], B_LANES=majors[1],
         )  # fmt: skip
         for m, n, k in SIZES:
             generator = torch.Generator("cuda").manual_seed(m)

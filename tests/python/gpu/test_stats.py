@@ -13,7 +13,9 @@ import rlk
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic")]
 
-TILES = ("128-dynamic", "64-dynamic", "64-static", "128-static", "256-cooperative")
+TILES = (
+    "128-dynamic", "64-dynamic", "64-static", "128-static", "256-cooperative", "128-cluster",
+)  # fmt: skip
 is_sm90 = pytest.mark.skipif(
     expected_target("cuda") != "sm_90a", reason="other targets have one tile"
 )

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 ROWS = 8192
-SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000, 4096, 8192)
+SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257, 385, 1000, 4096, 8192)
 DTYPES = ("bfloat16", "float16")
 
 
@@ -73,16 +73,18 @@ def test_every_tile_gives_the_same_bits(tile, dtype, max_sms):
     assert_rows(dtype, order[:333], "some rows")
 
 
-# Active rows are copied side by side.
+# Active rows are copied side by side, here in one strip and in several.
+@pytest.mark.parametrize("workspace_mib", [1, 512])
 @pytest.mark.parametrize("tile", tile_names() if expected_target("cuda") == "sm_90a" else [])
-def test_every_tile_takes_masked_rows(tile):
+def test_every_tile_takes_masked_rows(tile, workspace_mib):
     want = wanted("bfloat16")
-    active = torch.arange(ROWS, device=DEVICE) % 3 != 1
-    rlk.jit.configure(tile=tile)
-    got = whole("bfloat16").outputs(mask=active)
-    for name, one, other in zip(got._fields, got, want, strict=True):
-        assert same_bits(one[active], other[active]), name
-        assert not one[~active].any(), name
+    rlk.jit.configure(tile=tile, workspace_mib=workspace_mib)
+    row = torch.arange(ROWS, device=DEVICE)
+    for active in (row % 3 != 1, row < 385, row == 7, row < 0):
+        got = whole("bfloat16").outputs(mask=active)
+        for name, one, other in zip(got._fields, got, want, strict=True):
+            assert same_bits(one[active], other[active]), name
+            assert not one[~active].any(), name
 
 
 def test_rows_enter_by_their_class():

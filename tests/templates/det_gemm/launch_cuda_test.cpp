@@ -122,9 +122,24 @@ TEST_F(LaunchDetGemmTest, EachTileHasItsShape) {
     EXPECT_EQ(all[0].args.next_tile != nullptr, shape.dynamic);
     ASSERT_EQ(fake_.tensor_maps.size(), 2u);
     EXPECT_EQ(fake_.tensor_maps[0].box_rows, static_cast<std::uint32_t>(shape.rows));
-    EXPECT_EQ(fake_.tensor_maps[1].box_rows, static_cast<std::uint32_t>(shape.cols));
-    EXPECT_EQ(run(call, Target::sm_90a, 7)[0].blocks, 7u);
+    EXPECT_EQ(fake_.tensor_maps[1].box_rows,
+              static_cast<std::uint32_t>(shape.cols / shape.cluster));
+    EXPECT_EQ(static_cast<int>(all[0].cluster), shape.cluster);
+    EXPECT_EQ(run(call, Target::sm_90a, 7)[0].blocks, shape.cluster == 2 ? 6u : 7u);
   }
+}
+
+// Whole pairs of tiles one below the other, each of which copies half of b's boxes.
+TEST_F(LaunchDetGemmTest, AClusterHasTilesInPairs) {
+  DetGemmCall call = forward(257, 64, 400);
+  call.tile = 7;
+  auto all = run(call, Target::sm_90a);
+  ASSERT_EQ(names(), "kl");
+  EXPECT_EQ(all[0].cluster, 2u);
+  EXPECT_EQ(all[0].blocks, 4 * 3u);
+  EXPECT_EQ(fake_.tensor_maps[0].box_rows, 128u);
+  EXPECT_EQ(fake_.tensor_maps[1].box_rows, 32u);
+  EXPECT_EQ(run(call, Target::sm_90a, 1)[0].blocks, 2u);
 }
 
 TEST_F(LaunchDetGemmTest, FewRowsHaveShortBoxes) {

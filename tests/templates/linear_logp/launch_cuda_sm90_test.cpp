@@ -42,6 +42,23 @@ TEST_F(LaunchCudaSm90Test, TheGridIsTheCardOrFewer) {
   }
 }
 
+// As many as the card has or the setting leaves, one at least, whose blocks have a tile each even
+// where there is none.
+TEST_F(LaunchCudaSm90Test, TheGridIsWholeClusters) {
+  CudaCase wanted = on_sm90({.rows = 4096, .vocab = 131072, .dim = 2048});
+  wanted.tile = 5;
+  for (const auto& [max_sms, blocks] :
+       {std::pair{0, 132u}, {1, 2u}, {2, 2u}, {7, 6u}, {131, 130u}, {1000, 132u}}) {
+    wanted.max_sms = max_sms;
+    EXPECT_EQ(run(wanted).at(0).blocks, blocks) << max_sms;
+  }
+  wanted = on_sm90({.rows = 257, .vocab = 8, .dim = 64});
+  wanted.tile = 5;
+  EXPECT_EQ(run(wanted).at(0).blocks, 8 * 4u);
+  EXPECT_EQ(run(wanted).at(0).args.strip_rows, 512);
+  EXPECT_EQ(run(wanted).at(1).cluster, 1u);
+}
+
 TEST_F(LaunchCudaSm90Test, MoreRowsThanATensorMapHasAreRefused) {
   const CudaCase wanted = on_sm90({.rows = Int64{1} << 31, .vocab = 8, .dim = 64});
   EXPECT_EQ(what<Unsupported>([&] { run(wanted); }),
@@ -55,9 +72,11 @@ TEST_F(LaunchCudaSm90Test, EachTileHasItsShape) {
     wanted.tile = tile;
     const auto all = run(wanted);
     EXPECT_EQ(Int64{all[0].blocks}, 8 * ceil_div(1000, shape.rows)) << shape.name;
+    EXPECT_EQ(static_cast<int>(all[0].cluster), shape.cluster) << shape.name;
     EXPECT_EQ(static_cast<int>(all[0].shared_bytes), shape.shared_bytes()) << shape.name;
     EXPECT_LE(shape.shared_bytes(), shared_limit_bytes(Target::sm_90a)) << shape.name;
     EXPECT_EQ(fake_.tensor_maps[0].box_rows, static_cast<std::uint32_t>(shape.rows));
+    EXPECT_EQ(fake_.tensor_maps[1].box_rows, 192u / static_cast<unsigned>(shape.cluster));
     EXPECT_EQ(all[0].args.next_tile != nullptr, shape.dynamic) << shape.name;
     EXPECT_EQ(fake_.memsets.size(), 0u) << shape.name;  // each tile has a block
   }

@@ -80,7 +80,8 @@ TEST(LinearLogpOp, AlternativesAreTheOtherTiles) {
     std::set<std::string> names = {spec.text()};
     for (const auto& other : op().alternatives(spec)) names.insert(other.text());
     EXPECT_EQ(names, (std::set<std::string>{fwd(""), fwd("64-dynamic"), fwd("64-static"),
-                                            fwd("128-static"), fwd("256-cooperative")}));
+                                            fwd("128-static"), fwd("256-cooperative"),
+                                            fwd("128-cluster")}));
     EXPECT_TRUE(op().alternatives(spec.generic()).empty());
   }
   for (const auto& other : op().alternatives(jit::parse_specialization(
