@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -83,6 +84,9 @@ struct Parameter {
   bool (*has)(const OpCall&) = {};  // in place of what `kind` says: the call has the option
   std::span<const Word> words = {};
 };
+
+// `by_default` of an optional_index that is None.
+inline constexpr double k_no_index = std::numeric_limits<double>::quiet_NaN();
 
 // The field of a call: field_of<&LinearLogpCall::hidden>.
 template <auto member>

@@ -37,6 +37,11 @@ constexpr Setting k_settings[] = {
             "CUDA: MiB of temporary memory that a backward takes, about; one leaf of 192 "
             "columns for all rows is the least. Copies of tensors whose strides the kernels "
             "cannot read come on top. Results do not depend on it"),
+    Setting("saved_mib", "RLK_SAVED_MIB", &Settings::saved_mib,
+            {.least = 0, .most = 1 << 20, .unset = "nothing is kept"},
+            "MiB that each forward of `linear_logp` that will be differentiated may keep of its "
+            "exponentials, so that the backward need not compute them again: see "
+            "[kept exponentials](linear_logp.md#kept-exponentials). Results do not depend on it"),
     Setting(
         "max_sms", nullptr, &Settings::max_sms, {.least = 0, .most = 1 << 20},
         "CUDA: multiprocessors that a persistent kernel takes, so that others are left for "

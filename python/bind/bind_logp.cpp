@@ -8,6 +8,7 @@
 
 #include <array>
 #include <span>
+#include <type_traits>
 
 namespace rlk::bind {
 namespace {
@@ -28,7 +29,7 @@ template <class Call>
 struct Bound {
   Call call;
   BoundArguments arguments;
-  std::array<Output, 9> outputs;
+  std::array<Output, 10> outputs;
   std::size_t num_outputs = 0;
 
   explicit Bound(const py::dict& given) : arguments(bind_call(op_of(call), given, call)) {}
@@ -61,10 +62,24 @@ py::object make_stats(Bound<Call>& bound) {
   return py::make_tuple(max_logit, argmax, mean_logit, bound.make_per_row(call.sum_p2));
 }
 
+// What a backward of linear_logp takes of its forward besides.
+constexpr jit::Parameter k_kept_parameters[] = {
+    {"kept", jit::Kind::tensor, jit::field_of<&LinearLogpCall::kept>},
+    {"may_overwrite_kept", jit::Kind::flag, jit::field_of<&LinearLogpCall::may_overwrite_kept>},
+};
+
+// Exponentials for the backward, or None where none are to be kept.
+py::object make_kept(Bound<LinearLogpCall>& bound) {
+  LinearLogpCall& call = bound.call;
+  const Tensor kept = linear_logp_kept_tensor(call, jit::Dispatcher::instance().saved_mib());
+  return kept.present() ? bound.make_like(kept, call.kept) : py::none();
+}
+
 // The log-prob; where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
-// what is not, and after them the statistics where they are. `save`: row_*, for a backward.
+// what is not, then of linear_logp `kept`, and after them the statistics where they are asked for.
+// `save`: row_*, for a backward; `keep`: and what it may keep.
 template <class Call>
-py::object forward(const py::dict& arguments, bool save) {
+py::object forward(const py::dict& arguments, bool save, bool keep) {
   Bound<Call> bound(arguments);
   Call& call = bound.call;
   bound.check();
@@ -75,11 +90,15 @@ py::object forward(const py::dict& arguments, bool save) {
   if (call.return_lse) results[2] = bound.make_per_row(call.lse);
   if (save) results[3] = bound.make_per_row(call.row_max);
   if (save) results[4] = bound.make_per_row(call.row_log_sum);
+  py::tuple more;
+  if constexpr (std::is_same_v<Call, LinearLogpCall>) {
+    more = py::make_tuple(keep ? make_kept(bound) : py::none());
+  }
   const py::object stats = make_stats(bound);
   bound.run();
   if (!call.return_entropy && !call.return_lse && !call.return_stats && !save) return results[0];
-  const auto found = py::make_tuple(results[0], results[1], results[2], results[3], results[4]);
-  return call.return_stats ? py::object(found + py::make_tuple(stats)) : py::object(found);
+  if (call.return_stats) more = more + py::make_tuple(stats);
+  return py::make_tuple(results[0], results[1], results[2], results[3], results[4]) + more;
 }
 
 // A backward as far as its gradients: bound, checked, and where nothing was saved with the values
@@ -94,7 +113,7 @@ Bound<Call> begin_backward(const py::dict& arguments, const Prepare& prepare) {
   if (runs_forward && call.grad_entropy.present()) {
     call.entropy = dense_tensor(nullptr, DType::f32, {}, {});  // to come
   }
-  prepare(call);
+  prepare(bound);
   bound.check();
   if (!runs_forward) return bound;
   Bound<Call> first = bound;
@@ -106,23 +125,39 @@ Bound<Call> begin_backward(const py::dict& arguments, const Prepare& prepare) {
   first.run();
   call.row_max = first.call.row_max;
   call.row_log_sum = first.call.row_log_sum;
+  call.log_prob = first.call.log_prob;
   call.entropy = first.call.entropy;
   for (const Output& output : first.outputs) bound.arguments.owners.push_back(output.object);
   return bound;
 }
 
-// Gradients of hidden, weight and bias, None where not needed.
+// Gradients of hidden, weight and bias, None where not needed and of a weight whose gradient is
+// added to accumulate_into.
 py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, bool needs_weight,
                                bool needs_bias) {
-  auto bound = begin_backward<LinearLogpCall>(arguments, [&](LinearLogpCall& call) {
+  auto bound = begin_backward<LinearLogpCall>(arguments, [&](Bound<LinearLogpCall>& begun) {
+    LinearLogpCall& call = begun.call;
+    bind_parameters(k_kept_parameters, arguments, call, begun.arguments);
     // Checked with the gradients that are asked for, before any is allocated.
     const Tensor none_yet = dense_tensor(nullptr, DType::f32, {}, {});
     if (needs_bias) call.grad_bias = call.bias.present() ? call.bias : none_yet;
   });
   LinearLogpCall& call = bound.call;
+  if (call.accumulate_into.present()) {
+    constexpr const char* argument = "accumulate_into";
+    if (!bind_argument(arguments[argument], argument, call).is_writable) {
+      throw InvalidArgument(ArgumentName{call.op->name, argument}.fault(
+          "a tensor that can be written", "one that is read-only or would be copied"));
+    }
+  }
   py::object hidden = py::none(), weight = py::none(), bias = py::none();
   if (needs_hidden) hidden = bound.make_like(call.hidden, call.grad_hidden);
-  if (needs_weight) weight = bound.make_like(call.weight, call.grad_weight);
+  if (needs_weight && call.accumulate_into.present()) {
+    call.grad_weight = call.accumulate_into;
+    call.accumulates = true;
+  } else if (needs_weight) {
+    weight = bound.make_like(call.weight, call.grad_weight);
+  }
   if (needs_bias) bias = bound.make_like(call.bias, call.grad_bias);
   bound.run();
   return py::make_tuple(hidden, weight, bias);
@@ -131,7 +166,7 @@ py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, boo
 // The gradient of the logits; None where they were written over. Written into `into` where given,
 // an earlier call's result, and then only if `unless_one`, one float32, is not 1.
 py::object logp_backward(const py::dict& arguments, py::object into, py::handle unless_one) {
-  auto bound = begin_backward<LogpCall>(arguments, [](LogpCall&) {});
+  auto bound = begin_backward<LogpCall>(arguments, [](Bound<LogpCall>&) {});
   LogpCall& call = bound.call;
   TensorArgument grad, factor;
   if (call.in_place) {
@@ -173,11 +208,16 @@ py::tuple explain(const py::dict& arguments) {
 
 void bind_logp(py::module_& module) {
   module.def("linear_logp_forward", forward<LinearLogpCall>, py::arg("arguments"),
-             py::arg("save") = false);
+             py::arg("save") = false, py::arg("keep") = false);
   module.def("linear_logp_backward", linear_logp_backward, py::arg("arguments"),
              py::arg("needs_hidden"), py::arg("needs_weight"), py::arg("needs_bias"));
   module.def("linear_logp_explain", explain<LinearLogpCall>, py::arg("arguments"));
-  module.def("logp_forward", forward<LogpCall>, py::arg("arguments"), py::arg("save") = false);
+  module.def(
+      "logp_forward",
+      [](const py::dict& arguments, bool save) {
+        return forward<LogpCall>(arguments, save, false);
+      },
+      py::arg("arguments"), py::arg("save") = false);
   module.def("logp_backward", logp_backward, py::arg("arguments"), py::arg("into") = py::none(),
              py::arg("unless_one") = py::none());
   module.def("logp_explain", explain<LogpCall>, py::arg("arguments"));

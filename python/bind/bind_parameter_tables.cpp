@@ -6,6 +6,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cmath>
+
 namespace rlk::bind {
 namespace {
 
@@ -15,6 +17,7 @@ py::object default_of(const jit::Parameter& parameter) {
     case jit::Kind::number_per_row:
       return py::float_(parameter.by_default);
     case jit::Kind::optional_index:
+      if (std::isnan(parameter.by_default)) return py::none();
       return py::int_(static_cast<std::int64_t>(parameter.by_default));
     case jit::Kind::flag:
       return py::bool_(false);

@@ -189,12 +189,13 @@ TensorArgument bind_numpy(py::array array, const ArgumentName& argument) {
     owner = array.attr("copy")();
     array = py::reinterpret_borrow<py::array>(owner);
   }
+  const bool is_writable = array.writeable() && !owner;
   Tensor tensor{const_cast<void*>(array.data()), dtype, {}, static_cast<int>(array.ndim()), {}, {}};
   for (int axis = 0; axis < tensor.rank; ++axis) {
     tensor.shape[axis] = array.shape(axis);
     tensor.strides[axis] = item_bytes > 0 ? array.strides(axis) / item_bytes : 0;
   }
-  return {tensor, {}, owner};
+  return {tensor, {}, owner, is_writable};
 }
 
 // torch's imag() of a conjugate is a view whose sign is still to be applied. No complex type is
@@ -226,6 +227,9 @@ py::object ask_capsule(py::handle object, std::intptr_t stream) {
   }
 }
 
+// DLPack's flags of a capsule.
+constexpr std::uint64_t k_read_only_or_copied = 1 | 2;
+
 TensorArgument bind_capsule(py::handle object, const ArgumentName& argument, std::intptr_t stream) {
   if (py::hasattr(object, "requires_grad")) {
     // Over a capsule its results would be NumPy arrays and its gradient lost.
@@ -246,7 +250,10 @@ TensorArgument bind_capsule(py::handle object, const ArgumentName& argument, std
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
     auto* managed = static_cast<DLManagedTensorVersioned*>(
         PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
-    if (managed->version.major == 1) return {view_of(managed->dl_tensor, argument), {}, capsule};
+    const bool is_writable = (managed->flags & k_read_only_or_copied) == 0;
+    if (managed->version.major == 1) {
+      return {view_of(managed->dl_tensor, argument), {}, capsule, is_writable};
+    }
   } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
     auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
     return {view_of(managed->dl_tensor, argument), {}, capsule};
@@ -268,7 +275,7 @@ TensorArgument read_tensor(py::handle object, const ArgumentName& argument, std:
     if (is_lazily_negated(object, tensor.dtype)) {
       // DLPack does not tell that the values in memory have the other sign.
       py::object owner = object.attr("resolve_neg")();
-      return {read_tensor(owner, argument, stream).tensor, {api}, owner};
+      return {read_tensor(owner, argument, stream).tensor, {api}, owner, false};
     }
     return {tensor, {api}, {}};
   }
@@ -278,7 +285,7 @@ TensorArgument read_tensor(py::handle object, const ArgumentName& argument, std:
   if (py::hasattr(object, "__dlpack__")) return bind_capsule(object, argument, stream);
   if (py::isinstance(object, py::module_::import("numpy").attr("generic"))) {
     py::array owner = py::array::ensure(object);  // what an index into an array gives
-    return {bind_numpy(owner, argument).tensor, {}, owner};
+    return {bind_numpy(owner, argument).tensor, {}, owner, false};
   }
   throw InvalidArgument(argument.fault("a torch tensor, NumPy array or DLPack tensor",
                                        Py_TYPE(object.ptr())->tp_name));

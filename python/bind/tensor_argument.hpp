@@ -37,6 +37,7 @@ struct TensorArgument {
   Tensor tensor;
   Framework framework;
   py::object owner;  // keeps what `tensor` points to alive, where that is not the argument itself
+  bool is_writable = true;  // false also for a copy, whose changes nobody sees
 };
 
 // A CUDA stream as DLPack passes it: the handle; 1 is the legacy default stream.

@@ -95,6 +95,7 @@ def configure(
     specialize: bool | None = None,
     validate: str | None = None,
     workspace_mib: int | None = None,
+    saved_mib: int | None = None,
     max_sms: int | None = None,
     tile: str | None = None,
 ) -> None:
@@ -114,6 +115,9 @@ def configure(
             temperatures before each launch, which waits for the stream; environment: RLK_VALIDATE.
         workspace_mib: MiB of a CUDA backward's temporary memory, about; environment:
             RLK_WORKSPACE_MIB. Results do not depend on it.
+        saved_mib: MiB that each differentiated forward of `linear_logp` may keep of its
+            exponentials, which its backward then need not compute again; environment:
+            RLK_SAVED_MIB. Results do not depend on it.
         max_sms: multiprocessors that a persistent CUDA kernel takes, so that others are left for
             communication, but two where its blocks work in pairs; 0: all. Results do not depend on
             it.

@@ -6,6 +6,9 @@
 #include "templates/linear_logp/op.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
 
 namespace rlk {
 namespace {
@@ -47,6 +50,73 @@ void check_bias(const LinearLogpCall& call) {
   expect_shape(bias, call.weight.dims().first(1));
 }
 
+bool is_dense(const Tensor& tensor) {
+  return tensor.num_elements() <= 1 || flat_stride(tensor.dims(), tensor.steps()) == 1;
+}
+
+// Addresses of a tensor's elements: from the first byte to the one after the last.
+std::pair<const std::byte*, const std::byte*> span_of(const Tensor& tensor) {
+  std::int64_t first = 0, last = 0;
+  for (int axis = 0; axis < tensor.rank; ++axis) {
+    const std::int64_t step = (tensor.shape[axis] - 1) * tensor.strides[axis];
+    (step < 0 ? first : last) += step;
+  }
+  const auto size = static_cast<std::int64_t>(size_bytes(tensor.dtype));
+  const auto* data = static_cast<const std::byte*>(tensor.data);
+  return {data + first * size, data + (last + 1) * size};
+}
+
+void check_accumulate_into(const LinearLogpCall& call) {
+  if (!call.accumulate_into.present()) return;
+  const Tensor& into = call.accumulate_into;
+  const Given given{call, into, "accumulate_into"};
+  if (into.dtype != DType::f32) given.fail("dtype float32", std::string(name(into.dtype)));
+  expect_device(given, "hidden");
+  expect_shape(given, call.weight.dims(), "weight");
+  if (!is_dense(into)) {
+    given.fail("a contiguous tensor", "strides " + text(into.steps()));
+  }
+  const auto [first, last] = span_of(into);
+  for (const auto& [other, argument] :
+       {std::pair{&call.weight, "weight"}, std::pair{&call.hidden, "hidden"},
+        std::pair{&call.bias, "bias"}}) {
+    if (!other->present() || other->num_elements() == 0) continue;
+    const auto [begin, end] = span_of(*other);
+    if (begin < last && first < end) {
+      given.fail("memory of its own", fmt::format("memory that {{{}}} shares", argument));
+    }
+  }
+}
+
+void check_saved(const LinearLogpCall& call) {
+  constexpr std::int64_t k_most_mib = 1 << 20;
+  if (call.saved_mib && (*call.saved_mib < 0 || *call.saved_mib > k_most_mib)) {
+    Given{call, call.kept, "saved_mib"}.fail(
+        fmt::format("a whole number from 0 to {}, or None", k_most_mib),
+        std::to_string(*call.saved_mib));
+  }
+  if (call.entropy_grad && !call.return_entropy) {
+    Given{call, call.entropy, "entropy_grad"}.fail("False without {return_entropy}", "True");
+  }
+}
+
+// Made by the bindings, and given back by hooks of autograd.
+void check_kept(const LinearLogpCall& call) {
+  if (!call.kept.present()) return;
+  const Given kept{call, call.kept, "kept"};
+  expect_device(kept, "hidden");
+  LinearLogpCall all = call;
+  all.saved_mib = std::int64_t{1} << 40;
+  const Tensor most = linear_logp_kept_tensor(all, std::nullopt);
+  const std::int64_t pitch = linear_logp_kept_pitch(call.weight.shape[0]);
+  const Tensor& given = call.kept;
+  const bool fits = most.present() && given.rank == 2 && given.dtype == most.dtype &&
+                    given.shape[0] == most.shape[0] && given.shape[1] <= most.shape[1] &&
+                    given.shape[1] % pitch == 0 && is_dense(given);
+  if (!fits) kept.fail("what the forward has kept", text(given.dims()));
+  if (call.grad_entropy.present()) kept.fail("None with {grad_entropy}", "a tensor");
+}
+
 }  // namespace
 
 void check_linear_logp(const jit::OpCall& base) {
@@ -54,6 +124,9 @@ void check_linear_logp(const jit::OpCall& base) {
   check_operands(call);
   check_bias(call);
   check_logp_rows(call, call.hidden, "hidden");
+  check_saved(call);
+  check_accumulate_into(call);
+  check_kept(call);
   if (call.pass == jit::Pass::fwd) return;
   check_logp_gradients(call, call.hidden, "hidden");
   if (call.grad_bias.present() && !call.bias.present()) {

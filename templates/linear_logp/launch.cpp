@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compacts the rows, fills the operands and runs the steps; inactive rows get their neutral value.
+#include "runtime/error.hpp"
 #include "templates/common/logp/host.hpp"
 #include "templates/linear_logp/launch_cpu.hpp"
 #include "templates/linear_logp/op.hpp"
@@ -52,11 +53,22 @@ Steps steps_of(const LoadedKernel& kernel) {
   return steps;
 }
 
+// What no kernel does yet is no option that may be ignored.
+void expect_implemented(const LinearLogpCall& call) {
+  if (call.kept.present()) {
+    throw Unsupported(Fault{"linear_logp", "saved_mib", "0 on this device", "another"});
+  }
+  if (call.accumulates) {
+    throw Unsupported(Fault{"linear_logp", "accumulate_into", "None on this device", "a tensor"});
+  }
+}
+
 }  // namespace
 
 void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base,
                         const jit::LaunchSettings& settings) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
+  expect_implemented(call);
   if (backend(kernel.target) == Backend::cuda) {
     launch_linear_logp_cuda(kernel, call, settings);
     return;

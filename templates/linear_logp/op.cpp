@@ -33,7 +33,22 @@ constexpr jit::Parameter k_matrices[] = {
     {"weight", jit::Kind::tensor, jit::field_of<&LinearLogpCall::weight>},
     {"bias", jit::Kind::tensor, jit::field_of<&LinearLogpCall::bias>},
 };
-constexpr auto k_parameters = jit::joined(k_matrices, k_row_parameters, k_output_parameters);
+constexpr jit::Parameter k_own_parameters[] = {
+    {"saved_mib",
+     jit::Kind::optional_index,
+     jit::field_of<&LinearLogpCall::saved_mib>,
+     jit::k_no_index,
+     nullptr,
+     {"keep", "kKeep", k_off_on},
+     [](const jit::OpCall& base) {
+       const auto& call = static_cast<const LinearLogpCall&>(base);
+       return call.pass == jit::Pass::fwd && call.kept.present();
+     }},
+    {"entropy_grad", jit::Kind::flag, jit::field_of<&LinearLogpCall::entropy_grad>},
+    {"accumulate_into", jit::Kind::tensor, jit::field_of<&LinearLogpCall::accumulate_into>},
+};
+constexpr auto k_parameters =
+    jit::joined(k_matrices, k_row_parameters, k_output_parameters, k_own_parameters);
 
 constexpr auto k_constants =
     logits_constants({{"V", "kV"}, {"D", "kD"}}, k_parameters,

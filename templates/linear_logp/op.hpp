@@ -5,6 +5,7 @@
 
 #include "templates/common/logp/call.hpp"
 
+#include <cstdint>
 #include <optional>
 #include <span>
 
@@ -16,9 +17,32 @@ struct LinearLogpCall : LogpCallBase {
   Tensor bias;              // optional; hidden's dtype or float32
   std::optional<int> tile;  // CUDA: in place of the one that is chosen; an index of tile_names
 
+  // MiB that `kept` may take; none: the setting's, else a rule.
+  std::optional<std::int64_t> saved_mib;
+  bool entropy_grad = false;  // the entropy will have a gradient: nothing is kept
+  // Forward: written where present, exp(z - leaf maximum) of the first segments as kept.cpp shapes
+  // it. Backward: read in place of their products; never with softcap or grad_entropy.
+  Tensor kept;
+  // Backward: dZ may be written over `kept`, which nobody reads after the call.
+  bool may_overwrite_kept = false;
+
+  Tensor accumulate_into;  // optional; float32 [V, D], what grad_weight is to be
+
   // Backward: gradients that are absent are not computed.
   Tensor grad_hidden, grad_weight, grad_bias;
+  // grad_weight is float32 and its values stay: each gets one fp32 sum over the call's rows added.
+  bool accumulates = false;
 };
+
+// Segments of the vocabulary (leaves.h) whose exponentials `kept` has: 0 where it is absent.
+std::int64_t linear_logp_kept_segments(const LinearLogpCall& call);
+
+// Elements from one segment's first to the next one's in a row of `kept`.
+std::int64_t linear_logp_kept_pitch(std::int64_t vocab);
+
+// `kept` of the forward of a call that will be differentiated in hidden or weight, without memory;
+// absent where nothing is kept. `saved_mib`: of the setting, where it is set.
+Tensor linear_logp_kept_tensor(const LinearLogpCall& call, std::optional<std::int64_t> saved_mib);
 
 // Index of the constant kTile among the op's constants.
 extern const std::size_t k_linear_logp_tile;

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rlk import _core
 from rlk._ops.common import Arguments, Tensor, logp_result
-from rlk.errors import check_needs
+from rlk.errors import check_needs, fail, text
 
 
 def linear_logp(
@@ -24,6 +24,9 @@ def linear_logp(
     return_entropy: bool = False,
     return_lse: bool = False,
     return_stats: bool = False,
+    saved_mib: int | None = None,
+    entropy_grad: bool = False,
+    accumulate_into: Tensor | str | None = None,
     stream: int | None = None,
 ) -> Any:
     """Log-probabilities of target ids, straight from hidden states; no [N, V] logits are formed.
@@ -50,6 +53,14 @@ def linear_logp(
         return_stats: also give the statistics of z that trainers log, `LogitStats`: max_logit,
             argmax (int64, the lowest column at the maximum), mean_logit and sum_p2, the sum of
             p^2. They have no gradient.
+        saved_mib: MiB that the forward may keep of its exponentials where hidden or weight needs a
+            gradient, which the backward then need not compute again; None: as `configure` says.
+            Results do not depend on it.
+        entropy_grad: the loss has the entropy: nothing is kept, as a backward with a gradient of
+            the entropy cannot use it.
+        accumulate_into: float32 ``[V, D]``, contiguous: the backward adds weight's gradient to it,
+            unrounded and once a call, and weight gets none. "main_grad": weight.main_grad, as
+            Megatron-LM's optimizers make it.
         stream: CUDA stream handle to queue on, for tensors whose framework tells no current
             stream (CuPy and JAX through DLPack); None: the default stream. Not for torch tensors.
 
@@ -82,11 +93,29 @@ def linear_logp(
     sum exp(2 (z - M)) / S^2.
     """
     arguments = locals()
+    if accumulate_into is not None:
+        arguments["accumulate_into"] = _accumulator(weight, accumulate_into)
     if _core.needs_autograd(arguments):
         from rlk._ops import torch_logp
 
         return logp_result(arguments, torch_logp.linear_logp(arguments))
     return logp_result(arguments, _core.linear_logp_forward(arguments))
+
+
+def _accumulator(weight: Any, given: Any) -> Any:
+    """The tensor that weight's gradient is added to."""
+    if not hasattr(weight, "requires_grad"):
+        expected = "None without autograd (linear_logp_backward takes it)"
+        fail("linear_logp", "accumulate_into", expected, text(given))
+    if isinstance(given, str):
+        found = getattr(weight, given, None) if given == "main_grad" else None
+        if found is None:
+            expected = "a float32 tensor, or main_grad of a weight that has it"
+            fail("linear_logp", "accumulate_into", expected, text(given))
+        given = found
+    if getattr(given, "requires_grad", False):
+        fail("linear_logp", "accumulate_into", "a tensor that needs no gradient", "one that does")
+    return given
 
 
 class LinearLogpGrads(NamedTuple):
@@ -111,6 +140,7 @@ def linear_logp_backward(
     ignore_index: int | None = -100,
     grad_entropy: Tensor | None = None,
     grad_lse: Tensor | None = None,
+    accumulate_into: Tensor | None = None,
     stream: int | None = None,
     needs: tuple[str, ...] = ("hidden", "weight", "bias"),
 ) -> LinearLogpGrads:
@@ -124,11 +154,14 @@ def linear_logp_backward(
             as in `linear_logp`.
         grad_entropy: ``[...]``, the gradient with respect to the entropy; None: 0.
         grad_lse: ``[...]``, the gradient with respect to the log-sum-exp; None: 0.
+        accumulate_into: float32 ``[V, D]``, contiguous: weight's gradient is added to it,
+            unrounded.
         needs: which gradients to compute; "bias" is left out by itself where bias is None.
 
     Returns:
         `LinearLogpGrads` (hidden ``[..., D]``, weight ``[V, D]``, bias ``[V]``), each in the dtype
-        of what it is the gradient of, None where not asked for.
+        of what it is the gradient of, None where not asked for and for a weight whose gradient is
+        in accumulate_into.
 
     Raises:
         rlk.InvalidArgument: as `linear_logp`, for a name in needs that is none of the three, and

@@ -19,6 +19,8 @@ class _Claim:
     """Held while a backward is still to write over a tensor's memory."""
 
 
+_default_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  # has no public name
+
 # By the tensor that has the memory, of which logits may be a view.
 _claims: Any = WeakTensorKeyDictionary()
 
@@ -26,25 +28,70 @@ _claims: Any = WeakTensorKeyDictionary()
 class _LinearLogp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, arguments: Arguments) -> Any:
-        return _forward(ctx, "linear_logp", _core.linear_logp_forward, arguments)
+        keep = any(ctx.needs_input_grad[:2])
+        found = _core.linear_logp_forward(arguments, True, keep)
+        log_prob, kept = found[0], found[5]
+        # Of the log-prob a copy: callers may write over what they were given.
+        saved = {"log_prob": log_prob.clone(), "kept": kept}
+        ctx.kept = _Kept(kept)
+        # What gradients are added to is no value of the graph, which hooks would see and torch
+        # would find changed by every other backward.
+        ctx.accumulate_into = arguments["accumulate_into"]
+        ctx.weight = None if ctx.accumulate_into is None else weight
+        return _results(ctx, "linear_logp", {**arguments, "accumulate_into": None}, found, saved)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
         arguments = _backward_arguments(ctx, upstream)
         if arguments is None:
             return (None,) * 4
+        kept = arguments.pop("kept")
+        if arguments["grad_entropy"] is None:
+            arguments.update(ctx.kept.take(kept))
+        arguments["accumulate_into"] = ctx.accumulate_into
 
         def compute() -> Any:
             return _core.linear_logp_backward(arguments, *ctx.needs_input_grad[:3])
 
         operands = (arguments[name] for name in ("hidden", "weight", "bias"))
-        return *once("linear_logp", compute, *upstream[:3], *operands), None
+        grads = once("linear_logp", compute, *upstream[:3], *operands)
+        if ctx.accumulate_into is not None:
+            torch.autograd.graph.increment_version(ctx.accumulate_into)
+            _tell_megatron(ctx.weight, ctx.accumulate_into)
+        return *grads, None
+
+
+class _Kept:
+    """What becomes of the exponentials that a forward keeps: a backward writes over them if their
+    memory is this call's alone, and those after it have none."""
+
+    def __init__(self, kept: Any) -> None:
+        self._is_spent = False
+        # Hooks on saved tensors may hold the memory. Those that are set now are told by torch, and
+        # those that are set later give other objects back.
+        self._owns = _default_hooks(False) is None
+        if kept is not None:
+            kept.rlk_owner = self
+
+    def take(self, kept: Any) -> Arguments:
+        """Arguments of a backward, which is given what autograd has kept."""
+        if kept is None or self._is_spent:
+            return {}
+        self._is_spent = self._owns and getattr(kept, "rlk_owner", None) is self
+        return {"kept": kept, "may_overwrite_kept": self._is_spent}
+
+
+def _tell_megatron(weight: Any, accumulated: Any) -> None:
+    """As Megatron-LM's own layers: its hook on the parameter then leaves .grad alone."""
+    is_main = getattr(weight, "main_grad", None) is accumulated
+    if is_main and hasattr(weight, "grad_added_to_main_grad"):
+        weight.grad_added_to_main_grad = True
 
 
 class _Logp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, arguments: Arguments) -> Any:
-        found = _forward(ctx, "logp", _core.logp_forward, arguments)
+        found = _results(ctx, "logp", arguments, _core.logp_forward(arguments, True), {})
         # By now the core has seen that it is a flag.
         if arguments["inplace_backward"] and ctx.needs_input_grad[0]:
             ctx.claim = _claim(logits, arguments)
@@ -123,11 +170,13 @@ def _claim(logits: Any, arguments: Arguments) -> _Claim:
     return claim
 
 
-def _forward(ctx: Any, op: str, forward: Any, arguments: Arguments) -> Any:
-    log_prob, entropy, lse, row_max, row_log_sum, *stats = forward(arguments, True)
-    stats = stats[0] if stats else ()
+def _results(ctx: Any, op: str, arguments: Arguments, found: Any, saved: Arguments) -> Any:
+    """The outputs of what a forward has found; `saved`: for the backward besides."""
+    log_prob, entropy, lse, row_max, row_log_sum = found[:5]
+    stats = found[-1] if arguments["return_stats"] else ()
     ctx.mark_non_differentiable(*stats)
-    save(ctx, op, arguments, {"row_max": row_max, "row_log_sum": row_log_sum, "entropy": entropy})
+    rows = {"row_max": row_max, "row_log_sum": row_log_sum, "entropy": entropy}
+    save(ctx, op, arguments, rows, saved)
     ctx.set_materialize_grads(False)  # an output that the loss has not stays without a gradient
     return log_prob, entropy, lse, *stats
 
@@ -150,6 +199,8 @@ def _found(outputs: Any) -> Any:
 def linear_logp(arguments: Arguments) -> Any:
     operands = check_operands("linear_logp", arguments, ("hidden", "weight", "bias"))
     refuse_options("linear_logp", arguments)
+    if arguments["accumulate_into"] is not None and not arguments["weight"].requires_grad:
+        fail("linear_logp", "accumulate_into", "None where weight needs no gradient", "a tensor")
     return _found(_LinearLogp.apply(*operands, arguments))
 
 

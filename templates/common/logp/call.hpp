@@ -30,8 +30,8 @@ struct LogpCallBase : jit::OpCall {
   // Which outputs a caller is given.
   bool return_entropy = false, return_lse = false, return_stats = false;
 
-  // Forward: written. Backward: read. float32 [...]. row_max and row_log_sum may be absent in the
-  // forward.
+  // Forward: written. Backward: read, log_prob by linear_logp alone. float32 [...]. row_max and
+  // row_log_sum may be absent in the forward.
   Tensor log_prob, row_max, row_log_sum;
   // Forward: written where present. Backward: entropy is read with grad_entropy. float32 [...].
   Tensor entropy, lse;
@@ -110,6 +110,7 @@ inline constexpr jit::Parameter k_gradient_parameters[] = {
     {"row_max", jit::Kind::tensor, jit::field_of<&LogpCallBase::row_max>},
     {"row_log_sum", jit::Kind::tensor, jit::field_of<&LogpCallBase::row_log_sum>},
     {"entropy", jit::Kind::tensor, jit::field_of<&LogpCallBase::entropy>},
+    {"log_prob", jit::Kind::tensor, jit::field_of<&LogpCallBase::log_prob>},
 };
 
 // The constants of kernels that read logits: their type, sizes, then each option of the table that

@@ -10,7 +10,7 @@ from rlk.check.specs import SPECS
 
 # Options that change memory, and no value; that add outputs, and change none; a type.
 NOT_SHOWN = {
-    "linear_logp": {"return_stats"},
+    "linear_logp": {"return_stats", "saved_mib", "entropy_grad", "accumulate_into"},
     "logp": {"inplace_backward", "return_stats"},
     "det_gemm": {"out_dtype"},
 }

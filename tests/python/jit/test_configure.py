@@ -148,6 +148,7 @@ def test_settings_are_those_configured():
         "arch": "x86-64-v2,compute_80",
         "validate": "sync",
         "workspace_mib": 64,
+        "saved_mib": 32,
         "max_sms": 7,
         "tile": "64-static",
     }
@@ -165,6 +166,7 @@ def test_settings_are_those_configured():
         "specialize",
         "validate",
         "workspace_mib",
+        "saved_mib",
         "max_sms",
         "tile",
     }

@@ -15,7 +15,7 @@ FUNCTIONS = {
     "linear_logp_backward": (
         "linear_logp",
         {"stream", "grad_output", "grad_entropy", "grad_lse", "needs"},
-        {"return_entropy", "return_lse", "return_stats"},
+        {"return_entropy", "return_lse", "return_stats", "saved_mib", "entropy_grad"},
     ),
     "logp": ("logp", {"stream"}, set()),
     "logp_backward": (

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The exponentials that a forward keeps for its backward: of how many segments, and where they lie.
+#include "templates/common/cuda_memory.hpp"
+#include "templates/common/logp/leaves.h"
+#include "templates/linear_logp/op.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace rlk {
+namespace {
+
+// Where nothing says how much: with at most so many rows everything, else nothing. To be measured.
+constexpr std::int64_t k_default_rows = 0;
+
+// A segment of a row begins at a multiple of this many elements.
+constexpr std::int64_t k_kept_unit = 64;
+
+std::int64_t segment_columns(std::int64_t vocab) { return ceil_div(vocab, kLogpSegments); }
+
+// The CPU's kernels compute with fp32 alone.
+DType kept_dtype(const LinearLogpCall& call) {
+  return call.device.kind == Device::Kind::cpu ? DType::f32 : call.hidden.dtype;
+}
+
+// A budget counts what a segment's columns take, and no padding.
+std::int64_t segments_within(const LinearLogpCall& call, std::int64_t mib) {
+  const std::int64_t rows = call.target.num_elements(), vocab = call.weight.shape[0];
+  const auto element_bytes = static_cast<std::int64_t>(size_bytes(kept_dtype(call)));
+  const std::int64_t columns = segment_columns(vocab);
+  if (rows == 0) return 0;
+  return std::min((mib << 20) / (columns * element_bytes) / rows, ceil_div(vocab, columns));
+}
+
+}  // namespace
+
+std::int64_t linear_logp_kept_pitch(std::int64_t vocab) {
+  return round_up(segment_columns(vocab), k_kept_unit);
+}
+
+std::int64_t linear_logp_kept_segments(const LinearLogpCall& call) {
+  if (!call.kept.present()) return 0;
+  return call.kept.shape[1] / linear_logp_kept_pitch(call.weight.shape[0]);
+}
+
+Tensor linear_logp_kept_tensor(const LinearLogpCall& call, std::optional<std::int64_t> saved_mib) {
+  if (call.softcap || call.entropy_grad) return {};
+  const std::int64_t rows = call.target.num_elements();
+  const std::int64_t most = rows <= k_default_rows ? std::int64_t{1} << 40 : 0;
+  const std::int64_t mib = call.saved_mib ? *call.saved_mib : saved_mib.value_or(most);
+  const std::int64_t segments = segments_within(call, mib);
+  if (segments == 0) return {};
+  const std::array shape{rows, segments * linear_logp_kept_pitch(call.weight.shape[0])};
+  return dense_tensor(nullptr, kept_dtype(call), call.device, shape);
+}
+
+}  // namespace rlk
