@@ -342,7 +342,7 @@ class LoopSm90 {
     constexpr int kBlocks = kRowsOfGroup / 64;
     const unsigned offset_a = (kPingPong ? 0 : group) * (kRowsOfGroup * kBoxK * 2);
     int before = stage.index;
-    int step = 0;
+    int step = opaque(0);  // the compiler serializes wgmma where it knows of one step alone
 #pragma unroll 1
     do {  // there is a first step: without it accumulators would have values of two origins
       mbarrier_wait(shared_address(&shared.full[stage.index]), stage.parity);

@@ -20,6 +20,8 @@ namespace {
 
 using runtime::cuda::Driver;
 
+constexpr int k_num_tiles = std::size(kLinearLogpSm90Tiles);
+
 class TuneTest : public CliTest {
  protected:
   TuneTest() {
@@ -149,15 +151,15 @@ TEST_F(TuneTest, ADispatcherTakesWhatWasStored) {
 TEST_F(TuneTest, EveryTileIsCompiledOnceAndKept) {
   const auto told = tune();
   EXPECT_EQ(told.code, ok) << told.err;
-  EXPECT_EQ(compiler_->num_compiles, 5);
+  EXPECT_EQ(compiler_->num_compiles, k_num_tiles);
   EXPECT_NE(told.out.find("compiled linear_logp.fwd[x=bf16 V=1000 D=64 tile=64-static]@sm_90a\n"),
             std::string::npos)
       << told.out;
   EXPECT_NE(told.out.find("stored in " + folder_ + "/tuning.json\n"), std::string::npos);
   EXPECT_NE(told.out.find("up to 64 rows: "), std::string::npos) << told.out;
   tune();
-  EXPECT_EQ(compiler_->num_compiles, 5);
-  EXPECT_EQ(run_json({"list"}).size(), 5u);
+  EXPECT_EQ(compiler_->num_compiles, k_num_tiles);
+  EXPECT_EQ(run_json({"list"}).size(), static_cast<std::size_t>(k_num_tiles));
   EXPECT_EQ(log_.text(), "");
 }
 
@@ -169,14 +171,11 @@ TEST_F(TuneTest, RoundsOfTilesTakeTurns) {
   };
   EXPECT_EQ(tune().code, ok);
   // After one of each, rounds that each begin with another.
-  ASSERT_GT(order.size(), 15u);
-  for (std::size_t begin = 0; begin < 15; begin += 5) {
-    EXPECT_EQ(std::set(order.begin() + static_cast<long>(begin),
-                       order.begin() + static_cast<long>(begin) + 5)
-                  .size(),
-              5u);
+  ASSERT_GT(order.size(), 3u * k_num_tiles);
+  for (auto begin = order.begin(); begin < order.begin() + 3 * k_num_tiles; begin += k_num_tiles) {
+    EXPECT_EQ(std::set(begin, begin + k_num_tiles).size(), std::size_t{k_num_tiles});
   }
-  EXPECT_NE(order[5], order[10]);
+  EXPECT_NE(order[k_num_tiles], order[2 * k_num_tiles]);
 }
 
 TEST_F(TuneTest, ShapesAndTypesAreAllMeasured) {
