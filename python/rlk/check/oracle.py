@@ -222,13 +222,17 @@ def linear_logprob_gradients(
     num_rows, depth = rows.hidden.shape
     vocab = rows.weight.shape[0]
     g, g_entropy, g_lse = _raw_upstream(rows, upstream)
+    # A row whose upstream gradients are all 0 has none, whatever it holds.
+    live = ((g != 0) | (g_entropy != 0) | (g_lse != 0)).astype(bool)
+    states = np.where(live, rows.hidden, 0.0)
     hidden, hidden_error = np.zeros((num_rows, depth)), np.zeros((num_rows, depth))
     weight, weight_error = np.zeros((vocab, depth)), np.zeros((vocab, depth))
     bias, bias_error = np.zeros(vocab), np.zeros(vocab)
-    magnitude = np.abs(rows.hidden)
+    magnitude = np.abs(states)
     with np.errstate(all="ignore"):
         for block in rows.blocks():
             dz, rounding = _logit_gradients(rows, block, (g, g_entropy, g_lse), forward, c)
+            dz, rounding = np.where(live, dz, 0.0), np.where(live, rounding, 0.0)
             size = np.abs(dz)
             rounding += c["factor_rtol"] * size
             over_vocab = rounding + chain(c, vocab) * size
@@ -236,19 +240,22 @@ def linear_logprob_gradients(
             columns = block.columns
             hidden += dz @ rows.weight[columns]
             hidden_error += over_vocab @ np.abs(rows.weight[columns])
-            weight[columns] = dz.T @ rows.hidden
+            weight[columns] = dz.T @ states
             weight_error[columns] = over_rows.T @ magnitude
             bias[columns] = dz.sum(axis=0)
             bias_error[columns] = over_rows.sum(axis=0)
     exact = {"hidden": hidden, "weight": weight, "bias": bias}
     errors = {"hidden": hidden_error, "weight": weight_error, "bias": bias_error}
-    return {
+    found = {
         name: Bounded(
             exact[name],
             errors[name] + s["store_rtol"] * np.abs(exact[name]) + s["store_atol"],
         )
         for name, s in store.items()
     }
+    if "hidden" in found:
+        found["hidden"].bound[~live[:, 0]] = 0.0
+    return found
 
 
 def _logit_gradients(

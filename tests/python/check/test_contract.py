@@ -24,7 +24,7 @@ def test_the_shipped_contract_has_the_bounds_of_linear_logprob() -> None:
     c = loaded.coefficients("linear_logprob", "bfloat16")
     assert (c["atol"], c["rtol"], c["chain_unit"]) == (2e-5, 1e-6, 2.0**-23)
     grad = loaded.coefficients("linear_logprob_grad", "float16")
-    assert grad["store_rtol"] == grad["factor_rtol"] == 2.0**-11
+    assert (grad["store_rtol"], grad["factor_rtol"]) == (2.0**-11, 2.0**-10)
     assert grad["probability_floor"] == 2.0**-38
 
 

@@ -104,6 +104,46 @@ def test_a_row_of_minus_infinity_is_nan() -> None:
     assert (forward(r).lse == -np.inf).all()
 
 
+def test_a_row_without_upstream_has_no_gradient_whatever_it_holds() -> None:
+    r, g = rows(), np.array([1.0, 0.0, -2.0, 0.5, 0.0])
+    clean = gradients(r, g)
+    r.hidden[1], r.hidden[4] = np.nan, np.inf
+    exact = gradients(r, g)
+    for name, found in exact.items():
+        np.testing.assert_array_equal(found.value, clean[name].value)
+        np.testing.assert_array_equal(found.bound, clean[name].bound)
+    assert not exact["hidden"].value[[1, 4]].any()
+    assert not exact["hidden"].bound[[1, 4]].any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("rounds", "holds"), [((2,), True), ((0, 2), True), ((0, 1, 2), False)], ids=["1", "2", "3"]
+)
+def test_a_factor_of_16_bits_is_rounded_twice_at_most(
+    dtype: str, rounds: tuple[int, ...], holds: bool
+) -> None:
+    """An exponential, then dZ; a third rounding, such as that of a probability, is found."""
+    kind = np.float16 if dtype == "float16" else pytest.importorskip("ml_dtypes").bfloat16
+    c = CONTRACT.coefficients("linear_logprob_grad", dtype)
+    single = CONTRACT.coefficients("linear_logprob_grad", "float32")  # of a bias
+    worst = 0.0
+    for seed in range(40):
+        r, g = rows(seed, num=1, vocab=200), np.array([1.0 + seed / 64])
+        exact = oracle.linear_logprob_gradients(r, {"logp": g}, forward(r), c, {"bias": single})
+        z = (r.hidden @ r.weight.T + r.bias)[0] / r.temperature[0]
+        probability = np.exp(z.max() - np.logaddexp.reduce(z))
+        dz = 2.0**13 * np.exp(z - z.max())
+        for step, factor in enumerate((1.0, probability, -g[0] / r.temperature[0])):
+            dz = dz * factor
+            if step in rounds:
+                dz = dz.astype(kind).astype(float)
+        error = np.abs(2.0**-13 * dz - exact["bias"].value) / exact["bias"].bound
+        others = (np.arange(200) != r.target[0]) & (dz < -1.0)  # what fp16 has no subnormals for
+        worst = max(worst, error[others].max())
+    assert (worst <= 1.0) == holds, worst
+
+
 def test_closed_forms_of_entropy_and_log_sum_exp() -> None:
     r = rows()
     assert r.bias is not None

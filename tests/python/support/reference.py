@@ -157,7 +157,8 @@ class Reference:
         size = np.abs(dz)
         over_vocab = (num_vocab / 8 + 2) * UNIT * size
         over_rows = (num_rows / 8 + 2) * UNIT * size
-        unit = STORE[self.types["hidden"]]
+        rounded = 1 if self.types["hidden"] == "float32" else 2  # 16 bits: a kept factor, and dZ
+        unit = rounded * STORE[self.types["hidden"]]
         floor = 2.0**-38 if self.types["hidden"] == "float16" else 2.0**-126
         finite = np.where(np.isfinite(self.logp), np.abs(self.logp), 0)
         of_p = (2e-5 + 1e-6 * finite + self.rounding)[:, None]
