@@ -14,13 +14,14 @@ using Int64 = __INT64_TYPE__;
 // additions.
 struct DetGemmCpuTile {
   Int64 vector_lanes, tile_rows, tile_vectors, block;
+  Int64 pack_rows;  // of an item of pack, whole tiles
   // Width of a panel: the columns of one register tile.
   constexpr Int64 panel() const { return vector_lanes * tile_vectors; }
 };
 
 // vector_lanes: 16 (x86-64-v4), 8 (x86-64-v3), 4 (x86-64-v2).
 constexpr DetGemmCpuTile det_gemm_cpu_tile(Int64 vector_lanes) {
-  return {vector_lanes, vector_lanes == 16 ? 8 : 4, 3, 192};
+  return {vector_lanes, vector_lanes == 16 ? 8 : 4, 3, 192, 64};
 }
 
 // Strides count elements and may be zero or negative. Workspace is 64-byte aligned.
@@ -38,14 +39,12 @@ struct DetGemmCpuArgs {
   Int64 out_type;
   Int64 accumulates;  // 1: sums begin with what out holds, which is fp32
 
-  // A strip of rows at once, as packed_a. Along the terms: [ceil(num_terms / P)][padded_rows][P],
-  // element (row, term) at (term / P * padded_rows + row) * P + term % P; along the rows:
-  // [padded_rows / P][num_terms][P]. P is the panel.
+  // A strip of rows at once, as packed_a: [ceil(num_terms / B)][padded_rows][B], B being the block:
+  // element (row, term) at (term / B * padded_rows + row) * B + term % B.
   Int64 first_row, strip_rows;
-  Int64 padded_rows;  // strip_rows in whole tiles, or panels
-  Int64 along_rows;
+  Int64 padded_rows;  // strip_rows in whole tiles
   float* packed_a;
-  Int64 rows_per_item, panels_per_item;  // of main; rows: a multiple of the panel
+  Int64 rows_per_item, panels_per_item;  // of main; rows: whole tiles
 };
 
 // Entry points: items [begin, end) with a scratch of the calling thread, 64-byte aligned.

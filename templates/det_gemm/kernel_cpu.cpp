@@ -14,7 +14,7 @@
 // A sum over tokens takes the generic variant: its terms are none of a model's sizes.
 //
 // Steps, for each strip of rows (cpu_args.h has the layouts):
-//   pack  item: a panel of terms (of rows, where those are neighbours) -> packed_a
+//   pack  item: (pack_rows rows, a block of terms), terms fastest -> packed_a
 //   main  item: (panels_per_item panels of columns, rows_per_item rows), rows fastest -> out; uses
 //         the scratch
 // Items are independent, so any split over threads gives the same bits.
@@ -33,12 +33,12 @@ namespace {
 struct Shape {
   static constexpr DetGemmCpuTile kTile = det_gemm_cpu_tile(kLanes);
   static constexpr int kTileRows = kTile.tile_rows;
-  static constexpr Int64 kPanel = kTile.panel();
+  static constexpr Int64 kPanel = kTile.panel(), kWidth = kTile.block;
 };
 constexpr Int64 kPanel = Shape::kPanel;
 constexpr Int64 kBlock = Shape::kTile.block;
 constexpr int kVectors = Shape::kTile.tile_vectors;
-static_assert(kVectors == 3 && kBlock % kPanel == 0 && kPanel % Shape::kTileRows == 0);
+static_assert(kVectors == 3 && kBlock % kPanel == 0);
 
 using Args = DetGemmCpuArgs;
 
@@ -49,45 +49,41 @@ RLK_INLINE T min(T x, T y) {
 RLK_INLINE Int64 ceil_div(Int64 x, Int64 y) { return (x + y - 1) / y; }
 RLK_INLINE Int64 vectors_for(Int64 lanes) { return min<Int64>(kVectors, ceil_div(lanes, kLanes)); }
 
-// One matrix [lines][terms of a line] packed into lines of P floats, `step` floats apart: line i at
-// to + i * step, `used` of its elements, zeros up to P.
+// One matrix [lines][terms of a line] packed into lines of kWidth floats, `step` floats apart: line
+// i at to + i * step, `used` of its elements, zeros up to kWidth.
+template <Int64 kWidth>
 RLK_INLINE void pack_lines(const void* from, Int64 offset, Int64 line_stride, Int64 element_stride,
                            Int64 num_lines, Int64 used, float* to, Int64 step) {
   if (element_stride != 1 && line_stride == 1) {
-    return transpose_lines<kPanel>(from, offset, element_stride, kX, num_lines, used, to, step);
+    return transpose_lines<kWidth>(from, offset, element_stride, kX, num_lines, used, to, step);
   }
 #pragma clang loop unroll(disable)
   for (Int64 i = 0; i < num_lines; ++i) {
-    load_span(from, offset + i * line_stride, element_stride, kX, to + i * step, used, kPanel);
+    load_span(from, offset + i * line_stride, element_stride, kX, to + i * step, used, kWidth);
   }
 }
 
-RLK_INLINE void pack_ones(float* to, Int64 count) {
+RLK_INLINE void fill(float* to, Int64 count, float value) {
 #pragma clang loop unroll(disable)
-  for (Int64 i = 0; i < count; i += kLanes) store(to + i, splat(1.0f));
+  for (Int64 i = 0; i < count; i += kLanes) store(to + i, splat(value));
 }
 
 RLK_INLINE void pack_a(const Args& a, Int64 num_terms, Int64 begin, Int64 end) {
+  constexpr Int64 kRows = Shape::kTile.pack_rows;
+  const Int64 num_blocks = ceil_div(num_terms, kBlock);
 #pragma clang loop unroll(disable)
   for (Int64 item = begin; item < end; ++item) {
-    const Int64 first = item * kPanel;
-    if (a.along_rows) {
-      float* const to = a.packed_a + first * num_terms;
-      if (!a.a) {
-        pack_ones(to, num_terms * kPanel);
-        continue;
-      }
-      pack_lines(a.a, (a.first_row + first) * a.a_row_stride, a.a_term_stride, a.a_row_stride,
-                 num_terms, min(kPanel, a.strip_rows - first), to, kPanel);
+    const Int64 row = item / num_blocks * kRows, k = item % num_blocks * kBlock;
+    const Int64 rows = min(kRows, a.strip_rows - row), padded = min(kRows, a.padded_rows - row);
+    float* const to = a.packed_a + k * a.padded_rows + row * kBlock;
+    if (a.a) {
+      pack_lines<kBlock>(a.a, (a.first_row + row) * a.a_row_stride + k * a.a_term_stride,
+                         a.a_row_stride, a.a_term_stride, rows, min(kBlock, num_terms - k), to,
+                         kBlock);
     } else {
-      float* const to = a.packed_a + first * a.padded_rows;
-      pack_lines(a.a, a.first_row * a.a_row_stride + first * a.a_term_stride, a.a_row_stride,
-                 a.a_term_stride, a.strip_rows, min(kPanel, num_terms - first), to, kPanel);
-#pragma clang loop unroll(disable)
-      for (Int64 i = a.strip_rows * kPanel; i < a.padded_rows * kPanel; i += kLanes) {
-        store(to + i, splat(0.0f));
-      }
+      fill(to, rows * kBlock, 1.0f);
     }
+    fill(to + rows * kBlock, (padded - rows) * kBlock, 0.0f);
   }
 }
 
@@ -96,44 +92,22 @@ struct Item {
   Int64 row, num_rows, col, num_cols;
 };
 
-// Rows [first, first + num_rows) of a block of the item's terms, times a panel of b, to c.
-RLK_INLINE void multiply_rows(const Args& a, Int64 num_terms, Int64 row, Int64 num_rows, Int64 k,
-                              Int64 terms, const float* b, Start start, float* c, Int64 vectors) {
-  if (!a.along_rows) {
-    multiply_block<Shape, Reading::kAlongPanel>(a.packed_a + k * a.padded_rows + row * kPanel,
-                                                a.padded_rows * kPanel, b, terms, start, c,
-                                                num_rows, vectors);
-    return;
-  }
-#pragma clang loop unroll(disable)
-  for (Int64 i = 0; i < num_rows; i += kPanel) {
-    multiply_block<Shape, Reading::kAcrossPanel>(a.packed_a + (row + i) * num_terms + k * kPanel, 0,
-                                                 b, terms, start, c + i * kPanel,
-                                                 min(kPanel, num_rows - i), vectors);
-  }
-}
-
-// The sums of an item, to a matrix [rows_per_item][P] a panel. What of a block of terms meets all
-// panels at once stays in the second-level cache.
+// The sums of an item, to a matrix [rows_per_item][P] a panel. What all panels have in common, a
+// block of the terms of a, stays in the second-level cache.
 RLK_INLINE void multiply(const Args& a, Int64 num_terms, const Item& item, float* b, float* c) {
-  constexpr Int64 kRowsAtOnce = 4 * kPanel;
 #pragma clang loop unroll(disable)
   for (Int64 k = 0; k < num_terms; k += kBlock) {
     const Int64 terms = min(kBlock, num_terms - k);
     const Start start = k == 0 && !a.accumulates ? Start::kZero : Start::kAdd;
 #pragma clang loop unroll(disable)
     for (Int64 j = 0; j < item.num_cols; j += kPanel) {
-      pack_lines(a.b, k * a.b_term_stride + (item.col + j) * a.b_col_stride, a.b_term_stride,
-                 a.b_col_stride, terms, min(kPanel, item.num_cols - j), b + j * kBlock, kPanel);
-    }
-#pragma clang loop unroll(disable)
-    for (Int64 i = 0; i < item.num_rows; i += kRowsAtOnce) {
-#pragma clang loop unroll(disable)
-      for (Int64 j = 0; j < item.num_cols; j += kPanel) {
-        multiply_rows(a, num_terms, item.row + i, min(kRowsAtOnce, item.num_rows - i), k, terms,
-                      b + j * kBlock, start, c + j * a.rows_per_item + i * kPanel,
-                      vectors_for(item.num_cols - j));
-      }
+      float* const panel = b + j * kBlock;
+      pack_lines<kPanel>(a.b, k * a.b_term_stride + (item.col + j) * a.b_col_stride,
+                         a.b_term_stride, a.b_col_stride, terms, min(kPanel, item.num_cols - j),
+                         panel, kPanel);
+      multiply_block<Shape, Reading::kAlongPanel>(
+          a.packed_a + k * a.padded_rows + item.row * kBlock, 0, panel, terms, start,
+          c + j * a.rows_per_item, item.num_rows, vectors_for(item.num_cols - j));
     }
   }
 }
@@ -146,7 +120,7 @@ RLK_INLINE void load_bias(const Args& a, Int64 col, Int64 num_cols, float* bias)
   }
 }
 
-// Sums of one panel to out: bias, rounding.
+// Sums of rows of one panel to out: bias, rounding.
 RLK_INLINE void store_panel(const Args& a, Int64 all_cols, Int64 row, Int64 num_rows, Int64 col,
                             Int64 num_cols, float* c) {
   alignas(64) float bias[kPanel];
@@ -184,10 +158,14 @@ RLK_INLINE void run_main(const Args& a, Int64 num_terms, Int64 all_cols, Int64 b
       }
     }
     multiply(a, num_terms, item, b, c);
+    // A tile's rows of all panels, one after another: whole lines of out, and few pages at a time.
 #pragma clang loop unroll(disable)
-    for (Int64 j = 0; j < item.num_cols; j += kPanel) {
-      store_panel(a, all_cols, row, item.num_rows, col + j, min(kPanel, item.num_cols - j),
-                  c + j * a.rows_per_item);
+    for (Int64 r = 0; r < item.num_rows; r += Shape::kTileRows) {
+#pragma clang loop unroll(disable)
+      for (Int64 j = 0; j < item.num_cols; j += kPanel) {
+        store_panel(a, all_cols, row + r, min<Int64>(Shape::kTileRows, item.num_rows - r), col + j,
+                    min(kPanel, item.num_cols - j), c + j * a.rows_per_item + r * kPanel);
+      }
     }
   }
 }

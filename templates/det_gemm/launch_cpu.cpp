@@ -44,16 +44,16 @@ Lines lines_of(const DetGemmOperand& operand) {
   return lines;
 }
 
-// Strips of like size in whole panels, at most `most` rows.
-Int64 strip_rows(Int64 rows, Int64 most, Int64 panel) {
-  const Int64 strips = ceil_div(rows, std::max(most / panel * panel, panel));
-  return round_up(ceil_div(rows, strips), panel);
+// Strips of like size in whole tiles, at most `most` rows.
+Int64 strip_rows(Int64 rows, Int64 most, Int64 tile_rows) {
+  const Int64 strips = ceil_div(rows, std::max(most / tile_rows * tile_rows, tile_rows));
+  return round_up(ceil_div(rows, strips), tile_rows);
 }
 
 // Items of main: large, since each packs its part of b, and several for each thread. Few threads
 // get the same number of rows each, so that none waits for the last.
-void set_items(DetGemmCpuArgs& args, Int64 strip, Int64 panels, Int64 panel, int num_workers) {
-  constexpr Int64 k_most_panels = 4, k_few_workers = 4, k_least_rows = 192;
+void set_items(DetGemmCpuArgs& args, Int64 strip, Int64 panels, Int64 tile_rows, int num_workers) {
+  constexpr Int64 k_most_panels = 4, k_few_workers = 4, k_least_rows = 192, k_few_rows = 48;
   Int64 groups = ceil_div(strip, k_item_rows);
   args.panels_per_item = std::min(panels, k_most_panels);
   if (num_workers <= k_few_workers && strip >= k_least_rows * num_workers) {
@@ -62,9 +62,9 @@ void set_items(DetGemmCpuArgs& args, Int64 strip, Int64 panels, Int64 panel, int
     const Int64 wanted = Int64{4} * num_workers;
     if (ceil_div(panels, k_most_panels) * groups < wanted) args.panels_per_item = 1;
     const Int64 items = ceil_div(panels, args.panels_per_item);
-    groups = std::max(groups, std::min(ceil_div(wanted, items), ceil_div(strip, panel)));
+    groups = std::max(groups, std::min(ceil_div(wanted, items), ceil_div(strip, k_few_rows)));
   }
-  args.rows_per_item = round_up(ceil_div(strip, groups), panel);
+  args.rows_per_item = round_up(ceil_div(strip, groups), tile_rows);
 }
 
 DetGemmCpuArgs args_of(const DetGemmCall& call, const DetGemmProduct& product, const Lines& a,
@@ -88,8 +88,6 @@ DetGemmCpuArgs args_of(const DetGemmCall& call, const DetGemmProduct& product, c
   args.out = call.out.data;
   args.out_type = type_code(call.out.dtype);
   args.accumulates = call.accumulates;
-  // Without a, panels of ones are made the shorter way.
-  args.along_rows = a.data == nullptr || (args.a_row_stride == 1 && args.a_term_stride != 1);
   return args;
 }
 
@@ -111,26 +109,23 @@ void launch_det_gemm_cpu(const LoadedKernel& kernel, const DetGemmCall& call) {
   const auto pack = reinterpret_cast<DetGemmCpuStep>(kernel.entries[0]);
   const auto main = reinterpret_cast<DetGemmCpuStep>(kernel.entries[1]);
 
-  const Int64 strip = strip_rows(args.num_rows, k_packed_floats / args.num_terms, panel);
-  set_items(args, strip, panels, panel, num_workers);
-  const AlignedArray<float> packed(strip * round_up(args.num_terms, panel));
+  const Int64 blocks = ceil_div(args.num_terms, tile.block);
+  const Int64 strip = strip_rows(args.num_rows, k_packed_floats / args.num_terms, tile.tile_rows);
+  set_items(args, strip, panels, tile.tile_rows, num_workers);
+  const AlignedArray<float> packed(strip * blocks * tile.block);
   args.packed_a = packed.get();
   const Int64 scratch_floats =
       round_up(det_gemm_cpu_scratch_floats(tile, args.rows_per_item, args.panels_per_item), 16);
   const AlignedArray<float> scratch(scratch_floats * num_workers);
   for (args.first_row = 0; args.first_row < args.num_rows; args.first_row += strip) {
     args.strip_rows = std::min(strip, args.num_rows - args.first_row);
-    args.padded_rows = round_up(args.strip_rows, args.along_rows ? panel : tile.tile_rows);
+    args.padded_rows = round_up(args.strip_rows, tile.tile_rows);
     const auto run = [&](DetGemmCpuStep step, Int64 items, Int64 item_cost) {
       run_items_by_worker(items, item_cost, num_workers, [&](Int64 begin, Int64 end, int worker) {
         step(&args, begin, end, scratch.get() + worker * scratch_floats);
       });
     };
-    if (args.along_rows) {
-      run(pack, args.padded_rows / panel, panel * args.num_terms);
-    } else {
-      run(pack, ceil_div(args.num_terms, panel), panel * args.strip_rows);
-    }
+    run(pack, ceil_div(args.strip_rows, tile.pack_rows) * blocks, tile.pack_rows * tile.block);
     const Int64 groups = ceil_div(args.strip_rows, args.rows_per_item);
     run(main, ceil_div(panels, args.panels_per_item) * groups,
         std::min(args.rows_per_item, args.strip_rows) * args.panels_per_item * panel *

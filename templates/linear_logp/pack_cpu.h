@@ -15,7 +15,7 @@ namespace {
 struct Shape {
   static constexpr LinearLogpCpuTile kTile = linear_logp_cpu_tile(kLanes);
   static constexpr int kTileRows = kTile.tile_rows;
-  static constexpr Int64 kPanel = kTile.panel();
+  static constexpr Int64 kPanel = kTile.panel(), kWidth = kPanel;
 };
 constexpr Int64 kPanel = Shape::kPanel;
 constexpr Int64 kLeaf = Shape::kTile.leaf;
