@@ -9,6 +9,7 @@ from tensors import torch
 
 import rlk
 from rlk import _core
+from rlk.integrations import batch_invariant
 
 pytestmark = pytest.mark.gpu
 
@@ -57,3 +58,27 @@ def test_a_tile_is_taken_by_the_size():
     for rows, tile in ((1, "64x32"), (64, "64x32"), (256, "64x128"), (4096, "128x256")):
         kernel = rlk.jit.explain(rlk.jit.linear, w[:rows], w).kernel
         assert f"tile={tile}" in kernel, rows
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_thousand_numbers_of_tokens_load_no_more_kernels_than_tiles(dtype):
+    a, b, g, _ = draw(1000, 64, 2048, dtype)
+
+    def run(tokens: int, terms: int = 64) -> set[str]:
+        x, w, grad = a[:tokens, :terms], b[:terms], g[:tokens]
+        rlk.jit.det_gemm(x, w)
+        rlk.jit.det_gemm_backward(grad, x, w)  # the terms of b's gradient are the tokens
+        torch.mm(x, w)
+        return {rlk.jit.explain(rlk.jit.det_gemm, x, w).kernel}
+
+    before = rlk.jit.cache_info()
+    with batch_invariant.mode():
+        kernels = set().union(*(run(tokens) for tokens in range(1, 1001)))
+        after = rlk.jit.cache_info()
+        for terms in range(8, 64, 8):  # K is an argument too
+            assert run(1000, terms) <= kernels
+    assert rlk.jit.cache_info().compiles == after.compiles
+    # Of the product, and of the gradients of a and of b, whose operands run along other sides.
+    assert 1 <= len(kernels) <= len(TILES)
+    assert after.compiles - before.compiles <= 3 * len(TILES)
+    assert after.loaded - before.loaded <= 3 * len(TILES)
