@@ -34,9 +34,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+def model(name: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
     kind, options = MODELS[name]
-    config = getattr(transformers, kind)(**_SIZES, **options)
+    config = getattr(transformers, kind)(**_SIZES | options | more)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config).to(dtype)
