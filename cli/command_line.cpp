@@ -236,7 +236,9 @@ void add_tune(Subcommands& commands, Options& options) {
   const auto add_list = [&](const char* flag, std::vector<std::string>& list, const char* help) {
     return tune->add_option(flag, list, help)->allow_extra_args(false)->take_all();
   };
-  add_list("--model", asked.models, "A config.json, a folder with one, or V=128256,D=4096")
+  tune->add_option("--op", asked.op, "linear_logp or det_gemm; without it, linear_logp");
+  add_list("--model", asked.models,
+           "A config.json, a folder with one, V=128256,D=4096, or for det_gemm K=4096,N=12288")
       ->type_name("MODEL")
       ->check(k_is_path);
   add_list("--dtype", asked.dtypes, "bf16, fp16; without it, bf16");

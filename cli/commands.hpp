@@ -70,6 +70,7 @@ struct WarmCommand {
 int warm(const Context& context, const WarmCommand& asked);
 
 struct TuneCommand {
+  std::string op = "linear_logp";
   std::vector<std::string> models;            // what read_model_shape() takes; none: usual ones
   std::optional<std::int64_t> vocab, hidden;  // with no model: both or none
   std::vector<std::string> dtypes = {"bf16"};

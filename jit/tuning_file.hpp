@@ -10,11 +10,13 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace rlk::jit {
 
 inline constexpr const char* k_tuning_name = "tuning.json";
+inline constexpr std::string_view k_own_tile = "own";  // in it: the op's own choice
 
 // Of this version of rlk.
 struct TuningRecord {

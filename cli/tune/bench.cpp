@@ -2,6 +2,10 @@
 // All on the default stream: nothing else runs in this process.
 #include "cli/tune/bench.hpp"
 
+#include "cli/tune/subject.hpp"
+#include "templates/det_gemm/op.hpp"
+#include "templates/linear_logp/op.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <random>
@@ -14,7 +18,10 @@ using runtime::cuda::Driver;
 
 // Of a block that is repeated: odd, so that no two rows are alike.
 constexpr std::size_t k_block_elements = (std::size_t{4} << 20) + 3;
-constexpr std::int64_t k_num_outputs = 3;  // log_prob, row_max, row_log_sum
+constexpr std::int64_t k_num_outputs = 3;  // of linear_logp: log_prob, row_max, row_log_sum
+// Layers follow each other in a model: the weight of a call is not in the card's cache. Above the
+// size of any.
+constexpr std::size_t k_weights_bytes = std::size_t{256} << 20;
 
 std::size_t bytes_of(std::int64_t count, std::size_t element_bytes) {
   return static_cast<std::size_t>(count) * element_bytes;
@@ -93,23 +100,8 @@ class TuneBench::Reused final : public runtime::Workspace {
   std::unique_ptr<CardMemory> memory_;
 };
 
-TuneBench::TuneBench(Driver& driver, int device, const jit::ModelShape& shape, DType dtype,
-                     std::int64_t most_rows)
-    : driver_(driver),
-      device_(device),
-      shape_(shape),
-      dtype_(dtype),
-      hidden_(driver, device, bytes_of(most_rows * shape.hidden, 2)),
-      weight_(driver, device, bytes_of(shape.vocab * shape.hidden, 2)),
-      target_(driver, device, bytes_of(most_rows, sizeof(std::int64_t))),
-      outputs_(driver, device, bytes_of(k_num_outputs * most_rows, sizeof(float))),
-      workspace_(std::make_unique<Reused>(driver, device)) {
-  // Logits of some units, whatever the hidden size.
-  const auto half_log =
-      static_cast<int>(std::bit_width(static_cast<std::uint64_t>(shape.hidden))) / 2;
-  fill_randomly(hidden_, dtype, 1, 1);
-  fill_randomly(weight_, dtype, 2 - half_log, 2);
-  fill_targets(target_, shape.vocab);
+TuneBench::TuneBench(Driver& driver, int device)
+    : driver_(driver), device_(device), workspace_(std::make_unique<Reused>(driver, device)) {
   const DeviceGuard guard(driver_, device_);
   driver_.check(driver_.table().event_create(&start_, 0), "cuEventCreate");
   driver_.check(driver_.table().event_create(&end_, 0), "cuEventCreate");
@@ -120,51 +112,144 @@ TuneBench::~TuneBench() {
   driver_.table().event_destroy(end_);
 }
 
-LinearLogpCall TuneBench::call(std::int64_t num_rows, int tile) {
-  const Device device{Device::Kind::cuda, device_};
-  LinearLogpCall call;
-  call.op = &templates::linear_logp_op;
-  call.device = device;
+void TuneBench::begin(jit::OpCall& call) const {
+  call.device = {Device::Kind::cuda, device_};
   call.workspace = workspace_.get();
-  call.tile = tile;
-  call.ignore_index = std::nullopt;
-  set_model_numbers(call, shape_);
-  call.hidden = dense_tensor(hidden_.data(), dtype_, device, {{num_rows, shape_.hidden}});
-  call.weight = dense_tensor(weight_.data(), dtype_, device, {{shape_.vocab, shape_.hidden}});
-  call.target = dense_tensor(target_.data(), DType::i64, device, {{num_rows}});
-  auto* output = static_cast<float*>(outputs_.data());
-  for (Tensor* tensor : {&call.log_prob, &call.row_max, &call.row_log_sum}) {
-    *tensor = dense_tensor(output, DType::f32, device, {{num_rows}});
-    output += num_rows;
-  }
-  return call;
 }
 
-std::vector<std::byte> TuneBench::results(const LinearLogpCall& call,
-                                          runtime::FunctionRef<void(const LinearLogpCall&)> run) {
+std::vector<std::byte> TuneBench::results(std::int64_t num_rows, int tile, TuneRun run) {
   const DeviceGuard guard(driver_, device_);
+  const CardMemory& written = outputs();
   // What a run leaves out is not to look like an earlier one's.
-  driver_.check(driver_.table().memset_d8_async(reinterpret_cast<std::uint64_t>(outputs_.data()),
-                                                0xff, outputs_.bytes(), nullptr),
+  driver_.check(driver_.table().memset_d8_async(reinterpret_cast<std::uint64_t>(written.data()),
+                                                0xff, written.bytes(), nullptr),
                 "cuMemsetD8Async");
-  run(call);
+  run(call(num_rows, tile));
   driver_.check(driver_.table().ctx_synchronize(), "cuCtxSynchronize");
-  std::vector<std::byte> bits(bytes_of(k_num_outputs * call.target.num_elements(), sizeof(float)));
-  outputs_.read(bits.data(), bits.size());
+  std::vector<std::byte> bits(result_bytes(num_rows));
+  written.read(bits.data(), bits.size());
   return bits;
 }
 
-double TuneBench::time_ms(const LinearLogpCall& call, int num_runs,
-                          runtime::FunctionRef<void(const LinearLogpCall&)> run) {
+double TuneBench::time_ms(std::int64_t num_rows, int tile, int num_runs, TuneRun run) {
   const DeviceGuard guard(driver_, device_);
   const auto& table = driver_.table();
   driver_.check(table.event_record(start_, nullptr), "cuEventRecord");
-  for (int i = 0; i < num_runs; ++i) run(call);
+  for (int i = 0; i < num_runs; ++i) run(call(num_rows, tile, i));
   driver_.check(table.event_record(end_, nullptr), "cuEventRecord");
   driver_.check(table.event_synchronize(end_), "cuEventSynchronize");
   float ms = 0;
   driver_.check(table.event_elapsed_time(&ms, start_, end_), "cuEventElapsedTime");
   return static_cast<double>(ms) / num_runs;
+}
+
+namespace {
+
+// Values of x are about 1, sums of `terms` products some units.
+int weight_exponent(std::int64_t terms) {
+  return 2 - static_cast<int>(std::bit_width(static_cast<std::uint64_t>(terms))) / 2;
+}
+
+class HeadBench final : public TuneBench {
+ public:
+  HeadBench(Driver& driver, int device, const jit::ModelShape& shape, DType dtype,
+            std::int64_t most_rows)
+      : TuneBench(driver, device),
+        shape_(shape),
+        dtype_(dtype),
+        hidden_(driver, device, bytes_of(most_rows * shape.hidden, 2)),
+        weight_(driver, device, bytes_of(shape.vocab * shape.hidden, 2)),
+        target_(driver, device, bytes_of(most_rows, sizeof(std::int64_t))),
+        outputs_(driver, device, bytes_of(k_num_outputs * most_rows, sizeof(float))) {
+    fill_randomly(hidden_, dtype, 1, 1);
+    fill_randomly(weight_, dtype, weight_exponent(shape.hidden), 2);
+    fill_targets(target_, shape.vocab);
+  }
+
+  const jit::OpCall& call(std::int64_t num_rows, int tile, int) override {
+    call_ = {};
+    call_.op = &templates::linear_logp_op;
+    begin(call_);
+    const Device device = call_.device;
+    call_.tile = tile;
+    call_.ignore_index = std::nullopt;
+    set_model_numbers(call_, shape_);
+    call_.hidden = dense_tensor(hidden_.data(), dtype_, device, {{num_rows, shape_.hidden}});
+    call_.weight = dense_tensor(weight_.data(), dtype_, device, {{shape_.vocab, shape_.hidden}});
+    call_.target = dense_tensor(target_.data(), DType::i64, device, {{num_rows}});
+    auto* output = static_cast<float*>(outputs_.data());
+    for (Tensor* tensor : {&call_.log_prob, &call_.row_max, &call_.row_log_sum}) {
+      *tensor = dense_tensor(output, DType::f32, device, {{num_rows}});
+      output += num_rows;
+    }
+    return call_;
+  }
+
+ private:
+  const CardMemory& outputs() const override { return outputs_; }
+  std::size_t result_bytes(std::int64_t num_rows) const override {
+    return bytes_of(k_num_outputs * num_rows, sizeof(float));
+  }
+
+  jit::ModelShape shape_;
+  DType dtype_;
+  CardMemory hidden_, weight_, target_, outputs_;
+  LinearLogpCall call_;
+};
+
+// x * weight^T.
+class LayerBench final : public TuneBench {
+ public:
+  LayerBench(Driver& driver, int device, const jit::LinearShape& layer, DType dtype,
+             std::int64_t most_rows)
+      : TuneBench(driver, device),
+        layer_(layer),
+        dtype_(dtype),
+        num_weights_(1 + k_weights_bytes / weight_bytes()),
+        x_(driver, device, bytes_of(most_rows * layer.inputs, 2)),
+        weights_(driver, device, num_weights_ * weight_bytes()),
+        out_(driver, device, bytes_of(most_rows * layer.outputs, 2)) {
+    fill_randomly(x_, dtype, 1, 1);
+    fill_randomly(weights_, dtype, weight_exponent(layer.inputs), 2);
+  }
+
+  const jit::OpCall& call(std::int64_t num_rows, int tile, int turn) override {
+    call_ = {};
+    call_.op = &templates::det_gemm_op;
+    begin(call_);
+    call_.tile = tile;
+    const std::size_t at = static_cast<std::size_t>(turn) % num_weights_;
+    call_.a = dense_tensor(x_.data(), dtype_, call_.device, {{num_rows, layer_.inputs}});
+    call_.b = dense_tensor(static_cast<std::byte*>(weights_.data()) + at * weight_bytes(), dtype_,
+                           call_.device, {{layer_.inputs, layer_.outputs}});
+    call_.b.strides = {1, layer_.inputs};
+    call_.out = dense_tensor(out_.data(), dtype_, call_.device, {{num_rows, layer_.outputs}});
+    return call_;
+  }
+
+ private:
+  std::size_t weight_bytes() const { return bytes_of(layer_.inputs * layer_.outputs, 2); }
+  const CardMemory& outputs() const override { return out_; }
+  std::size_t result_bytes(std::int64_t num_rows) const override {
+    return bytes_of(num_rows * layer_.outputs, 2);
+  }
+
+  jit::LinearShape layer_;
+  DType dtype_;
+  std::size_t num_weights_;
+  CardMemory x_, weights_, out_;
+  DetGemmCall call_;
+};
+
+}  // namespace
+
+std::unique_ptr<TuneBench> make_tune_bench(Driver& driver, int device, const jit::Op& op,
+                                           const jit::ModelShape& shape, DType dtype,
+                                           std::int64_t most_rows) {
+  if (!tunes_layers(op)) {
+    return std::make_unique<HeadBench>(driver, device, shape, dtype, most_rows);
+  }
+  return std::make_unique<LayerBench>(driver, device, shape.linears.at(0), dtype, most_rows);
 }
 
 }  // namespace rlk::cli

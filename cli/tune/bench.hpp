@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of linear_logp on random values in a card's memory, for tune to time.
+// Calls on random values in a card's memory, for tune to time.
 #pragma once
 
+#include "jit/op.hpp"
 #include "jit/warm/model_shape.hpp"
 #include "runtime/cuda/driver.hpp"
 #include "runtime/function_ref.hpp"
-#include "templates/linear_logp/op.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -35,34 +35,48 @@ class CardMemory {
   std::uint64_t address_ = 0;
 };
 
+// Runs a call.
+using TuneRun = runtime::FunctionRef<void(const jit::OpCall&)>;
+
 class TuneBench {
  public:
-  // bf16 or f16. Throws DriverError where the card has not the memory.
-  TuneBench(runtime::cuda::Driver& driver, int device, const jit::ModelShape& shape, DType dtype,
-            std::int64_t most_rows);
-  ~TuneBench();
+  TuneBench(runtime::cuda::Driver& driver, int device);
+  TuneBench(const TuneBench&) = delete;
+  TuneBench& operator=(const TuneBench&) = delete;
+  virtual ~TuneBench();
 
-  // Of the first rows. What it points to lives as long as this.
-  LinearLogpCall call(std::int64_t num_rows, int tile);
+  // Of the first rows; the turn-th of a burst, which may have a weight of its own. It lives until
+  // the next one.
+  virtual const jit::OpCall& call(std::int64_t num_rows, int tile, int turn = 0) = 0;
 
   // Every bit that a run of the call writes.
-  std::vector<std::byte> results(const LinearLogpCall& call,
-                                 runtime::FunctionRef<void(const LinearLogpCall&)> run);
+  std::vector<std::byte> results(std::int64_t num_rows, int tile, TuneRun run);
 
   // Of one run, on the card, in a burst of so many.
-  double time_ms(const LinearLogpCall& call, int num_runs,
-                 runtime::FunctionRef<void(const LinearLogpCall&)> run);
+  double time_ms(std::int64_t num_rows, int tile, int num_runs, TuneRun run);
+
+ protected:
+  // Fills in what all calls have.
+  void begin(jit::OpCall& call) const;
+  runtime::cuda::Driver& driver() const { return driver_; }
+  int device() const { return device_; }
 
  private:
   class Reused;  // workspace
 
+  virtual const CardMemory& outputs() const = 0;
+  virtual std::size_t result_bytes(std::int64_t num_rows) const = 0;
+
   runtime::cuda::Driver& driver_;
   int device_;
-  jit::ModelShape shape_;
-  DType dtype_;
-  CardMemory hidden_, weight_, target_, outputs_;
   std::unique_ptr<Reused> workspace_;
   runtime::cuda::Event start_ = nullptr, end_ = nullptr;
 };
+
+// Of an op of ops_with_tiles(), in bf16 or f16. Throws DriverError where the card has not the
+// memory.
+std::unique_ptr<TuneBench> make_tune_bench(runtime::cuda::Driver& driver, int device,
+                                           const jit::Op& op, const jit::ModelShape& shape,
+                                           DType dtype, std::int64_t most_rows);
 
 }  // namespace rlk::cli

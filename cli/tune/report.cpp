@@ -16,17 +16,23 @@ std::string rows_text(std::size_t row_class) {
 }
 
 void print_for_people(const Context& context, const TuneResult& result) {
-  std::vector<Column> columns = {
-      {"vocab", Align::right}, {"hidden", Align::right}, {"dtype"}, {"rows", Align::right}};
-  for (const std::string_view tile : tuned_op().tile_names) {
-    columns.push_back({std::string(tile), Align::right});
+  std::vector<Column> columns;
+  for (const TuneSize& size : sizes_of(result.op, result.cases.at(0).shape)) {
+    columns.push_back({std::string(size.name), Align::right});
+  }
+  columns.push_back({"dtype"});
+  columns.push_back({"rows", Align::right});
+  for (const int tile : result.tiles) {
+    columns.push_back({std::string(tile_name(result.op, tile)), Align::right});
   }
   Table table(columns);
   for (const TuneCase& one : result.cases) {
-    std::vector<Cell> row = {{std::to_string(one.shape.vocab)},
-                             {std::to_string(one.shape.hidden)},
-                             {TuneCase::name(one.dtype)},
-                             {std::to_string(one.num_rows)}};
+    std::vector<Cell> row;
+    for (const TuneSize& size : sizes_of(*one.op, one.shape)) {
+      row.push_back({std::to_string(size.value)});
+    }
+    row.push_back({TuneCase::name(one.dtype)});
+    row.push_back({std::to_string(one.num_rows)});
     for (std::size_t tile = 0; tile < one.ms.size(); ++tile) {
       const bool is_best = tile == one.best();
       row.push_back({fmt::format("{}{:.4f}", is_best ? "*" : "", one.ms[tile]),
@@ -38,7 +44,7 @@ void print_for_people(const Context& context, const TuneResult& result) {
   table.print(context.out, context.colour);
   for (std::size_t i = 0; i < result.choices.size(); ++i) {
     context.out << fmt::format("{}: {}, {:.3f} x the best\n", rows_text(i),
-                               tuned_op().tile_names[result.choices[i].tile],
+                               tile_name(result.op, result.choices[i].tile),
                                result.choices[i].ratio);
   }
   context.out << "stored in " << printable(result.file) << '\n';
@@ -48,27 +54,27 @@ Json json_of(const std::vector<TuneCase>& cases) {
   Json all = Json::array();
   for (const TuneCase& one : cases) {
     Json tiles = Json::array();
-    for (std::size_t tile = 0; tile < one.ms.size(); ++tile) {
-      tiles.push_back({{"tile", tuned_op().tile_names[tile]},
-                       {"ms", one.ms[tile]},
-                       {"best", tile == one.best()}});
+    for (std::size_t i = 0; i < one.ms.size(); ++i) {
+      tiles.push_back({{"tile", tile_name(*one.op, one.tiles[i])},
+                       {"ms", one.ms[i]},
+                       {"best", i == one.best()}});
     }
-    all.push_back({{"op", tuned_op().name},
-                   {"vocab", one.shape.vocab},
-                   {"hidden", one.shape.hidden},
-                   {"dtype", TuneCase::name(one.dtype)},
-                   {"rows", one.num_rows},
-                   {"tiles", tiles}});
+    Json measured = {{"op", one.op->name}};
+    for (const TuneSize& size : sizes_of(*one.op, one.shape)) measured[size.name] = size.value;
+    measured["dtype"] = TuneCase::name(one.dtype);
+    measured["rows"] = one.num_rows;
+    measured["tiles"] = tiles;
+    all.push_back(std::move(measured));
   }
   return all;
 }
 
-Json json_of(const TuneChoices& choices) {
+Json json_of(const jit::Op& op, const TuneChoices& choices) {
   Json all = Json::array();
   for (std::size_t i = 0; i < choices.size(); ++i) {
     const bool is_last = i == jit::k_row_class_limits.size();
     all.push_back({{"most_rows", is_last ? Json() : Json(jit::k_row_class_limits[i])},
-                   {"tile", tuned_op().tile_names[choices[i].tile]},
+                   {"tile", tile_name(op, choices[i].tile)},
                    {"ratio", choices[i].ratio}});
   }
   return all;
@@ -85,7 +91,7 @@ void report(const Context& context, const TuneResult& result) {
                            {"driver", result.device.driver},
                            {"target", name(result.target)},
                            {"measured", json_of(result.cases)},
-                           {"chosen", json_of(result.choices)},
+                           {"chosen", json_of(result.op, result.choices)},
                            {"file", result.file}});
 }
 

@@ -3,6 +3,8 @@
 #include "cli/tune/machine.hpp"
 #include "jit/tuning_file.hpp"
 #include "runtime/cuda/cuda_loader.hpp"
+#include "templates/det_gemm/cuda_args.h"
+#include "templates/det_gemm/op.hpp"
 #include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/op.hpp"
 #include "tests/cli/cli_fixture.hpp"
@@ -11,6 +13,7 @@
 #include "tests/support/fake_toolchain.hpp"
 #include "tests/support/what.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <set>
@@ -290,9 +293,93 @@ TEST_F(TuneTest, WrongWordsAreWrongUsage) {
   expect_wrong("--hidden: expected without --model, got both");
   asked_.models.clear();
   asked_.dtypes = {"bf16,fp32"};
-  expect_wrong("--dtype: expected bf16, fp16: fp32 has one tile, got fp32");
+  expect_wrong("--dtype: expected bf16, fp16: fp32 is not tuned, got fp32");
   EXPECT_NE(run({"tune", "--dtype", "int8"}).err.find("--dtype: expected bf16"), std::string::npos);
   EXPECT_EQ(run({"tune", "--vocab", "0", "--hidden", "8"}).code, wrong_usage);
+  asked_.dtypes = {"bf16"};
+  asked_.op = "logp";
+  expect_wrong("--op: expected one of linear_logp, det_gemm, got logp");
+  asked_.op = "det_gemm";
+  expect_wrong("--vocab, --hidden: expected with --op linear_logp, got det_gemm");
+  asked_.vocab = asked_.hidden = std::nullopt;
+  asked_.models = {"V=10,D=8"};
+  expect_wrong("--model: expected linear layers, got V=10,D=8");
+}
+
+class TuneLayersTest : public TuneTest {
+ protected:
+  TuneLayersTest() {
+    fake_.tensor_maps.clear();
+    fake_.argument_bytes = [](const std::string&) { return sizeof(DetGemmCudaArgs); };
+    // The tile that a kernel was compiled for stands in the box of b, but for a cluster's.
+    fake_.on_launch = [this](const test::FakeCuda::Launch& launch) {
+      DetGemmCudaArgs args;
+      std::memcpy(&args, launch.first_argument.data(), sizeof(args));
+      for (const auto& tile : kDetGemmTiles) {
+        const bool is_it = (tile.loops & kDetGemmSm90) != 0 &&
+                           tile.cols == static_cast<int>(fake_.tensor_maps.back().box_rows);
+        if (is_it) ran_ = tile.name;
+      }
+      rows_ = args.num_rows;
+      weights_.insert(args.b.data);
+      std::memset(args.out, ran_ == wrong_ ? 1 : 0,
+                  static_cast<std::size_t>(args.num_rows * args.num_cols * 2));
+    };
+    asked_.op = "det_gemm";
+    asked_.vocab = asked_.hidden = std::nullopt;
+    asked_.models = {"K=64,N=512"};
+  }
+
+  std::set<const void*> weights_;
+};
+
+TEST_F(TuneLayersTest, TheFastestOfEachClassIsStored) {
+  ms_ = {{{"64x64", 1}, 5},       {{"64x64", 64}, 5},     {{"64x128", 128}, 9.9F},
+         {{"64x128", 256}, 9.9F}, {{"128x256", 1024}, 9}, {{"128x256", 4096}, 9}};
+  const auto told = tune_json();
+  const auto& tiles = told["measured"][0]["tiles"];
+  const auto num_tiles = std::ranges::count_if(
+      kDetGemmTiles, [](const auto& tile) { return (tile.loops & kDetGemmSm90) != 0; });
+  ASSERT_EQ(std::ssize(tiles), 1 + num_tiles);
+  EXPECT_EQ(tiles[0]["tile"], "own");
+  EXPECT_EQ(tiles[1]["tile"], "128x192");
+  EXPECT_EQ(tiles[5]["tile"], "64x64");
+  EXPECT_EQ(told["measured"][0]["op"], "det_gemm");
+  EXPECT_EQ(told["measured"][0]["inputs"], 64);
+  EXPECT_EQ(told["measured"][0]["outputs"], 512);
+  const auto records = stored();
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0].op, "det_gemm");
+  // A percent is not enough to leave the op's own choice, which heeds the size.
+  EXPECT_EQ(records[0].tiles, (std::array<std::string, 3>{"64x64", "own", "128x256"}));
+  const jit::Tuning tuning = jit::tuning_of(records[0], templates::det_gemm_op);
+  EXPECT_EQ(tuning.tiles, (std::array<std::int8_t, 3>{4, jit::Tuning::k_own, 1}));
+  EXPECT_EQ(log_.text(), "");
+}
+
+// Else a weight would be in the card's cache, as it is not in a model.
+TEST_F(TuneLayersTest, CallsTakeWeightsInTurn) {
+  fake_.elapsed_ms = [] { return 1.0F; };  // bursts of five
+  EXPECT_EQ(tune().code, ok);
+  EXPECT_EQ(weights_.size(), 5u);
+}
+
+TEST_F(TuneLayersTest, OtherBitsAreAnErrorAndNothingIsStored) {
+  wrong_ = "64x32";
+  EXPECT_NE(tune().err.find("K=64 N=512 bf16, 1 rows: tiles own and "), std::string::npos);
+  EXPECT_TRUE(stored().empty());
+}
+
+TEST_F(TuneLayersTest, LayersOfAModelAreMeasuredOnce) {
+  asked_.models = {"K=64,N=512", "K=64,N=512", "K=512,N=64"};
+  std::set<std::string> cases;
+  const auto told = tune_json();
+  for (const auto& one : told["measured"]) {
+    cases.insert(one["inputs"].dump() + " " + one["outputs"].dump() + " " + one["rows"].dump());
+  }
+  EXPECT_EQ(told["measured"].size(), 12u);
+  EXPECT_EQ(cases.size(), 12u);
+  EXPECT_NE(tune().out.find("inputs"), std::string::npos);
 }
 
 }  // namespace
