@@ -2,18 +2,21 @@
 // The backward: dZ of each leaf, the products that sum it up, and the stores of the sums.
 #pragma once
 
+#include "../common/cpu/math.h"
+#include "../common/loss/exponential.h"
 #include "pack_cpu.h"
 
 namespace rlk {
 namespace {
 
-// dZ of one vector of rows over a leaf, in place of the dot products in c. `target` is the column
-// of the target in the leaf.
-RLK_INLINE void gradient_of_leaf(const Args& a, Int64 row, float* c, const float* bias, Int64 cols,
-                                 VecI target) {
+// dZ of one vector of rows over a leaf, in place of the dot products in c, with a softcap or a
+// gradient of the entropy. `target` is the column of the target in the leaf.
+RLK_INLINE void gradient_of_logits(const Args& a, Int64 row, float* c, const float* bias,
+                                   Int64 cols, VecI target) {
   const VecF scale = load(a.lane_scale + row);
   GradientValues row_values{load(a.lane_max + row), load(a.lane_log_sum + row),
-                            load(a.lane_grad + row), load(a.lane_grad_rest + row)};
+                            load(a.lane_grad_target + row), load(a.lane_grad_rest + row),
+                            splat(0.0f)};
   if (has_entropy_grad(a)) {
     row_values.of_entropy = load(a.lane_grad_entropy + row);
     row_values.entropy = load(a.lane_entropy + row);
@@ -26,8 +29,117 @@ RLK_INLINE void gradient_of_leaf(const Args& a, Int64 row, float* c, const float
   }
 }
 
+// The same with neither, from the leaf's logits z and their maximum, which may lie in c; the
+// target's column is left to the caller. As in the forward, the exponentials are about the leaf's
+// maximum, so that a factor of the row and the leaf is all that they lack.
+RLK_INLINE void gradient_of_leaf(const Args& a, Int64 row, const float* z, VecF max, Int64 cols,
+                                 float* c) {
+  const VecF below = (max - load(a.lane_max + row)) - load(a.lane_log_sum + row);
+  const VecF factor = exp(below) * load(a.lane_grad_rest + row), base = base_of(max);
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < cols; ++v) {
+    store(c + v * kPanel, exp(load_unaligned(z + v * kPanel) - base) * factor);
+  }
+}
+
+RLK_INLINE VecF largest_of(const float* z, Int64 cols) {
+  VecF max = splat(-__builtin_inff());
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < cols; ++v) {
+    const VecF x = load_unaligned(z + v * kPanel);
+    max = select(x > max, x, max);
+  }
+  return max;
+}
+
+// Where a panel's logits of a kept leaf lie: in `kept` itself, or else, where its rows stand there
+// in panels of another kind, copied to c.
+RLK_INLINE const float* kept_logits(const Args& a, Int64 row, Int64 col, Int64 cols, float* c) {
+  const Int64 lanes = min(kPanel, a.num_rows - row), first = a.first_row + row;
+  const auto place = [&](Int64 lane) __attribute__((always_inline)) {
+    return a.kept_places ? a.kept_places[first + lane] : first + lane;
+  };
+  if (lanes == kPanel && place(0) % kPanel == 0 && place(kPanel - 1) - place(0) == kPanel - 1) {
+    return kept_panel(a, place(0), col).data;
+  }
+#pragma clang loop unroll(disable)
+  for (Int64 lane = 0; lane < lanes; ++lane) {
+    const Int64 within = place(lane) % kPanel;
+    const KeptPanel from = kept_panel(a, place(lane) - within, col);
+#pragma clang loop unroll(disable) vectorize(disable)
+    for (Int64 v = 0; v < cols; ++v) c[v * kPanel + lane] = from.data[v * from.width + within];
+  }
+  // Lanes of no row that share a vector with one.
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < cols; ++v) {
+#pragma clang loop unroll(disable) vectorize(disable)
+    for (Int64 lane = lanes; lane < ceil_div(lanes, kLanes) * kLanes; ++lane) {
+      c[v * kPanel + lane] = 0.0f;
+    }
+  }
+  return c;
+}
+
+// dZ of a panel of rows over the leaf that is `v` columns after the wave's begin, from the dot
+// products in c or from kept logits.
+RLK_INLINE void gradient_of_panel(const Args& a, Int64 row, Int64 v, Int64 cols, const float* bias,
+                                  float* c) {
+  const bool is_plain = !is_capped(a) && !has_entropy_grad(a);
+  const float* const kept =
+      a.kept_wave >= 0 ? kept_logits(a, row, a.kept_wave + v, cols, c) : nullptr;
+  // Column of each row's target in the leaf, or -1.
+  alignas(64) Int32 target[kPanel];
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 i = 0; i < kPanel; ++i) {
+    const Int64 t = a.lane_target[row + i] - (a.wave_begin + v);
+    target[i] = t >= 0 && t < cols ? static_cast<Int32>(t) : -1;
+  }
+#pragma clang loop unroll(disable)
+  for (Int64 j = 0; j < vectors_for(a.num_rows - row) * kLanes; j += kLanes) {
+    if (!is_plain) {
+      gradient_of_logits(a, row + j, c + j, bias, cols, *reinterpret_cast<const VecI*>(target + j));
+      continue;
+    }
+    const VecF max = kept ? largest_of(kept + j, cols)
+                          : logits_of_leaf(a, c + j, bias, cols, load(a.lane_scale + row + j));
+    gradient_of_leaf(a, row + j, kept ? kept + j : c + j, max, cols, c + j);
+  }
+  if (!is_plain) return;
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 i = 0; i < kPanel; ++i) {
+    if (target[i] >= 0) c[target[i] * kPanel + i] = a.lane_grad_target[row + i];
+  }
+}
+
 RLK_INLINE float scaled_grad(const Args& a, const float* grad, Int64 i) {
   return scaled_grad(a, grad, a.first_row + i, a.lane_scale[i]);
+}
+
+// What the gradients of a panel of rows are made of. That of the target's column, grad * (1 - p) +
+// grad_lse * p, is exact where p is near 1, since 1 - p comes from log p, and where it is near 0.
+RLK_INLINE void pack_gradients(const Args& a, Int64 row) {
+  alignas(64) float grad[kPanel], lse[kPanel], logp[kPanel];
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 lane = 0; lane < kPanel; ++lane) {
+    const Int64 i = row + lane;
+    const bool real = i < a.num_rows;
+    const Int64 from = real ? output_row(a, i) : 0;
+    a.lane_max[i] = real ? a.row_max[from] : 0.0f;
+    a.lane_log_sum[i] = real ? a.row_log_sum[from] : 0.0f;
+    logp[lane] = real ? a.logp[from] : 0.0f;
+    grad[lane] = real ? scaled_grad(a, a.grad, i) : 0.0f;
+    lse[lane] = real ? scaled_grad(a, a.grad_lse, i) : 0.0f;
+    a.lane_grad_rest[i] = lse[lane] - grad[lane];
+    if (!has_entropy_grad(a)) continue;
+    a.lane_grad_entropy[i] = real ? scaled_grad(a, a.grad_entropy, i) : 0.0f;
+    a.lane_entropy[i] = real ? a.entropy[from] : 0.0f;
+  }
+#pragma clang loop unroll(disable)
+  for (Int64 j = 0; j < kPanel; j += kLanes) {
+    const VecF l = load(logp + j);
+    const VecF exact = fma(load(grad + j), -exponential(l).expm1, load(lse + j) * exp(l));
+    store(a.lane_grad_target + row + j, select(l == -__builtin_inff(), splat(0.0f), exact));
+  }
 }
 
 }  // namespace
@@ -49,19 +161,8 @@ extern "C" void rlk_linear_logp_bwd_pack_hidden(const Args* args, Int64 begin, I
     const Int64 row = item * kPanel;
     const Int64 num_rows = min(kPanel, a.num_rows - row);
     pack_row_values(a, row);
-#pragma clang loop unroll(disable) vectorize(disable)
-    for (Int64 i = row; i < row + kPanel; ++i) {
-      const bool real = i < a.num_rows;
-      const Int64 from = real ? output_row(a, i) : 0;
-      a.lane_max[i] = real ? a.row_max[from] : 0.0f;
-      a.lane_log_sum[i] = real ? a.row_log_sum[from] : 0.0f;
-      a.lane_grad[i] = real ? scaled_grad(a, a.grad, i) : 0.0f;
-      a.lane_grad_rest[i] = real ? scaled_grad(a, a.grad_lse, i) - a.lane_grad[i] : 0.0f;
-      if (!has_entropy_grad(a)) continue;
-      a.lane_grad_entropy[i] = real ? scaled_grad(a, a.grad_entropy, i) : 0.0f;
-      a.lane_entropy[i] = real ? a.entropy[from] : 0.0f;
-    }
-    pack_hidden_by_row(a, row, a.hidden_by_row + row * dim(a));
+    pack_gradients(a, row);
+    if (a.hidden_by_row) pack_hidden_by_row(a, row, a.hidden_by_row + row * dim(a));
     if (!a.hidden_by_col) continue;
 #pragma clang loop unroll(disable)
     for (Int64 i = row; i < row + num_rows; ++i) {
@@ -89,7 +190,7 @@ extern "C" void rlk_linear_logp_bwd_dz(const Args* args, Int64 begin, Int64 end,
 #pragma clang loop unroll(disable) vectorize(disable)
     for (Int64 i = 0; i < cols; ++i) bias[i] = bias_at(a, a.wave_begin + v + i);
 #pragma clang loop unroll(disable)
-    for (Int64 k0 = 0; k0 < dim(a); k0 += kBlock) {
+    for (Int64 k0 = a.kept_wave >= 0 ? dim(a) : 0; k0 < dim(a); k0 += kBlock) {
 #pragma clang loop unroll(disable)
       for (Int64 panel = first; panel < last; ++panel) {
         multiply_block<Shape, Reading::kAlongPanel>(
@@ -102,20 +203,8 @@ extern "C" void rlk_linear_logp_bwd_dz(const Args* args, Int64 begin, Int64 end,
     }
 #pragma clang loop unroll(disable)
     for (Int64 panel = first; panel < last; ++panel) {
-      const Int64 vectors = vectors_for(a.num_rows - panel * kPanel);
-#pragma clang loop unroll(disable)
-      for (Int64 j = 0; j < vectors; ++j) {
-        const Int64 row = panel * kPanel + j * kLanes;
-        // Column of the target within this leaf, or -1.
-        alignas(64) Int32 target[kLanes];
-#pragma clang loop unroll(disable) vectorize(disable)
-        for (Int64 i = 0; i < kLanes; ++i) {
-          const Int64 t = a.lane_target[row + i] - (a.wave_begin + v);
-          target[i] = t >= 0 && t < cols ? static_cast<Int32>(t) : -1;
-        }
-        gradient_of_leaf(a, row, a.grad_logits + (panel * a.padded_wave + v) * kPanel + j * kLanes,
-                         bias, cols, *reinterpret_cast<const VecI*>(target));
-      }
+      gradient_of_panel(a, panel * kPanel, v, cols, bias,
+                        a.grad_logits + (panel * a.padded_wave + v) * kPanel);
     }
   }
 }
@@ -216,10 +305,19 @@ extern "C" void rlk_linear_logp_bwd_store_dw(const Args* args, Int64 begin, Int6
     for (Int64 v = leaf * kLeaf; v < min((leaf + 1) * kLeaf, a.wave_cols); ++v) {
 #pragma clang loop unroll(disable)
       for (Int64 k = 0; k < dim(a); k += kPanel) {
-        store_span(a.grad_weight,
-                   (a.wave_begin + v) * a.grad_weight_row_stride + k * a.grad_weight_col_stride,
-                   a.grad_weight_col_stride, kX, a.grad_weight_sum + k * a.padded_wave + v * kPanel,
-                   min(kPanel, dim(a) - k));
+        const float* const sum = a.grad_weight_sum + k * a.padded_wave + v * kPanel;
+        const Int64 count = min(kPanel, dim(a) - k);
+        const Int64 to =
+            (a.wave_begin + v) * a.grad_weight_row_stride + k * a.grad_weight_col_stride;
+        if (!a.accumulates) {
+          store_span(a.grad_weight, to, a.grad_weight_col_stride, kX, sum, count);
+          continue;
+        }
+        float* const into = static_cast<float*>(a.grad_weight) + to;  // its columns are dense
+#pragma clang loop unroll(disable)
+        for (Int64 i = 0; i < count; i += kLanes) {
+          store_some(into + i, load_some(into + i, count - i) + load(sum + i), count - i);
+        }
       }
     }
   }

@@ -69,11 +69,21 @@ struct LinearLogpCpuOperands : LogitOptions {
   float* lse;        // forward alone
   LogitStats stats;  // likewise; where kStats is -1, argmax tells whether they are asked for
 
+  // Logits of the first kept_segments segments, written by the forward where not null and read by
+  // the backward in place of their products; in panels as kept_offset says. Over all rows that are
+  // active in the forward: the backward may have fewer.
+  float* kept;
+  Int64 kept_segments;
+  Int64 kept_pitch;          // columns from one segment's first to the next one's
+  Int64 kept_rows;           // rows that are active in the forward
+  const Int64* kept_places;  // of each row among them, or null: the same
+
   // Outputs of the backward, left out where null. Hidden's is indexed through rows.
   void* grad_hidden;  // of type kX
   Int64 grad_hidden_row_stride;
   Int64 grad_hidden_col_stride;
   void* grad_weight;  // of type kX
+  bool accumulates;   // grad_weight is of floats, to which its sums are added
   Int64 grad_weight_row_stride;
   Int64 grad_weight_col_stride;
   void* grad_bias;  // of bias_type
@@ -89,7 +99,7 @@ struct LinearLogpCpuArgs : LinearLogpCpuOperands {
   Int64 padded_rows;      // num_rows rounded up to whole panels
   Int64 panels_per_item;  // panels of rows that an item of fwd_main or bwd_dz covers
 
-  float* hidden_by_row;  // [padded_rows/P][dim][P]: lanes are rows
+  float* hidden_by_row;  // [padded_rows/P][dim][P]: lanes are rows (null where none reads it)
   float* hidden_by_col;  // [ceil(dim/P)][padded_rows][P]: lanes are columns (backward, or null)
   Int64* lane_target;    // [padded_rows] target, -1 in padding
   float* lane_scale;     // [padded_rows] inverse temperature, 1 in padding
@@ -98,8 +108,8 @@ struct LinearLogpCpuArgs : LinearLogpCpuOperands {
   // inverse temperature and the logit scale; 0 in padding.
   float* lane_max;
   float* lane_log_sum;
-  float* lane_grad;
-  float* lane_grad_rest;  // grad_lse - grad: of every column, the target included
+  float* lane_grad_target;  // of the target's column, but for what the entropy's adds
+  float* lane_grad_rest;    // grad_lse - grad, which is times p in the other columns
   float* lane_grad_entropy;
   float* lane_entropy;
 
@@ -115,6 +125,7 @@ struct LinearLogpCpuArgs : LinearLogpCpuOperands {
   Int64 segment_begin;
   Int64 wave_begin;
   Int64 wave_cols;
+  Int64 kept_wave;         // column of `kept` where the wave begins; -1: it is not kept
   Int64 padded_wave;       // rows of the wave's panel matrices: whole leaves, at least wave_cols
   Int64 total_rows;        // all_rows rounded up to whole panels
   float* weight_wave;      // [ceil(dim/P)][padded_wave][P]

@@ -39,13 +39,7 @@ RLK_INLINE LeafStats leaf_stats(const float* z, const LogpLeaf& leaf, VecF max) 
 RLK_INLINE void reduce_leaf(const Args& a, float* c, const float* bias, const LogpLeaf& leaf,
                             VecF scale, Int64 at) {
   const Int64 cols = leaf.cols;
-  VecF max = splat(-__builtin_inff());
-#pragma clang loop unroll(disable)
-  for (Int64 v = 0; v < cols; ++v) {
-    const VecF z = logit(a, load(c + v * kPanel), bias[v], scale).z;
-    store(c + v * kPanel, z);
-    max = select(z > max, z, max);  // a NaN is passed over here and found by the sum
-  }
+  const VecF max = logits_of_leaf(a, c, bias, cols, scale);
   const VecF base = base_of(max);
   VecF sum[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
   VecF moment[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
@@ -68,6 +62,31 @@ RLK_INLINE void reduce_leaf(const Args& a, float* c, const float* bias, const Lo
   store(a.partial_sum + at, (sum[0] + sum[1]) + (sum[2] + sum[3]));
   if (entropy) store(a.partial_moment + at, (moment[0] + moment[1]) + (moment[2] + moment[3]));
   if (has_stats(a)) store_stats(a, at, leaf_stats(c, leaf, max));
+}
+
+// Column of `kept` where a leaf begins, or -1: it is not kept.
+RLK_INLINE Int64 kept_column(const Args& a, Int64 leaf, const LogpLeaf& of_leaf) {
+  if (!a.kept) return -1;
+  const Int64 segment = leaf / leaves_of(a).of_segment();
+  if (segment >= a.kept_segments) return -1;
+  return segment * a.kept_pitch + of_leaf.begin - segment * leaves_of(a).segment();
+}
+
+// The logits of a panel of rows of the strip over a leaf.
+RLK_INLINE void keep_leaf(const Args& a, Int64 row, Int64 col, const float* c, Int64 cols) {
+  const KeptPanel to = kept_panel(a, a.first_row + row, col);
+  if (to.width == kPanel) {
+#pragma clang loop unroll(disable)
+    for (Int64 i = 0; i < cols * kPanel; i += kLanes) store_unaligned(to.data + i, load(c + i));
+    return;
+  }
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < cols; ++v) {
+#pragma clang loop unroll(disable)
+    for (Int64 i = 0; i < to.width; i += kLanes) {
+      store_some(to.data + v * to.width + i, load(c + v * kPanel + i), to.width - i);
+    }
+  }
 }
 
 }  // namespace
@@ -99,7 +118,7 @@ extern "C" void rlk_linear_logp_fwd_main(const Args* args, Int64 begin, Int64 en
     const Int64 first = item % groups * a.panels_per_item;
     const Int64 last = min(first + a.panels_per_item, num_panels);
     const LogpLeaf of_leaf = leaves_of(a).at(leaf);
-    const Int64 v0 = of_leaf.begin, cols = of_leaf.cols;
+    const Int64 v0 = of_leaf.begin, cols = of_leaf.cols, kept = kept_column(a, leaf, of_leaf);
 #pragma clang loop unroll(disable)
     for (Int64 v = 0; v < cols; v += chunk) {
       const Int64 n = min(chunk, cols - v);
@@ -135,6 +154,7 @@ extern "C" void rlk_linear_logp_fwd_main(const Args* args, Int64 begin, Int64 en
         const Int64 v = a.lane_target[row + i] - v0;
         if (v >= 0 && v < cols) a.lane_target_logit[row + i] = c[v * kPanel + i];
       }
+      if (kept >= 0) keep_leaf(a, row, kept, c, cols);
     }
   }
 }

@@ -9,6 +9,7 @@
 //   l = (z - max) - log S, p = exp(l)
 //   dZ[r][v] = inverse_temperature[r] * logit_scale * cap'(x) * (grad[r] *
 //              1[v == target] + p * (grad_lse[r] - grad[r] - grad_entropy[r] * (l + entropy)))
+//              backward_cpu.h says in which form
 //   dhidden = dZ * weight, dweight = dZ^T * hidden, dbias[v] = sum_r dZ[r][v]
 //
 // Constants: common/logp/cpu_constants.h and kD; every other choice is made by the level

@@ -38,6 +38,14 @@ LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& 
     operands.grad_weight_row_stride = operands.dim;
     operands.grad_weight_col_stride = 1;
   }
+  operands.accumulates = call.accumulates;
+  if (call.kept.present()) {
+    operands.kept = static_cast<float*>(call.kept.data);
+    operands.kept_segments = linear_logp_kept_segments(call);
+    operands.kept_pitch = linear_logp_kept_pitch(operands.vocab);
+    operands.kept_rows = active.num_places;
+    operands.kept_places = data_or_null(active.places);
+  }
   if (call.grad_bias.present()) {
     operands.grad_bias = call.grad_bias.data;
     operands.grad_bias_stride = 1;
@@ -68,8 +76,8 @@ void expect_implemented(const LinearLogpCall& call) {
 void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base,
                         const jit::LaunchSettings& settings) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
-  expect_implemented(call);
   if (backend(kernel.target) == Backend::cuda) {
+    expect_implemented(call);
     launch_linear_logp_cuda(kernel, call, settings);
     return;
   }

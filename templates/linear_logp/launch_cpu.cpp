@@ -56,8 +56,8 @@ struct LaneArrays {
     if (backward) {
       args.lane_max = args.lane_scale + padded_rows;
       args.lane_log_sum = args.lane_max + padded_rows;
-      args.lane_grad = args.lane_log_sum + padded_rows;
-      args.lane_grad_rest = args.lane_grad + padded_rows;
+      args.lane_grad_target = args.lane_log_sum + padded_rows;
+      args.lane_grad_rest = args.lane_grad_target + padded_rows;
       args.lane_grad_entropy = args.lane_grad_rest + padded_rows;
       args.lane_entropy = args.lane_grad_entropy + padded_rows;
     } else {
@@ -98,12 +98,17 @@ void set_strip(LinearLogpCpuArgs& args, const LinearLogpCpuTile& tile, Int64 fir
   args.padded_rows = round_up(args.num_rows, tile.panel());
 }
 
+constexpr Int64 k_exp_cost = 8;  // of a logit's gradient, against a multiplication
+
 // A wave of the backward, strip by strip, and the stores of what is summed over rows.
 void run_wave(Runner& runner, const LinearLogpBwdSteps& steps, const LinearLogpCpuTile& tile,
               Int64 strip, LinearLogpCpuArgs& args) {
   const Int64 panel = tile.panel(), dim_panels = ceil_div(args.dim, panel);
   const Int64 leaves = ceil_div(args.wave_cols, tile.leaf);
-  if (args.all_rows > 0) runner.run(steps.pack_weight, args, leaves, tile.leaf * args.dim);
+  const bool is_kept = args.kept_wave >= 0;
+  if (args.all_rows > 0 && (args.grad_hidden || !is_kept)) {
+    runner.run(steps.pack_weight, args, leaves, tile.leaf * args.dim);
+  }
   for (Int64 first = 0; first < args.all_rows; first += strip) {
     set_strip(args, tile, first, strip);
     const Int64 panels = args.padded_rows / panel;
@@ -112,7 +117,8 @@ void run_wave(Runner& runner, const LinearLogpBwdSteps& steps, const LinearLogpC
     if (args.wave_begin == 0 || strip < args.all_rows) {
       runner.run(steps.pack_hidden, args, panels, 2 * panel * args.dim);
     }
-    runner.run(steps.dz, args, leaves * groups, leaf_cost(tile, args));
+    const Int64 cost = leaf_cost(tile, args);
+    runner.run(steps.dz, args, leaves * groups, is_kept ? cost / args.dim * k_exp_cost : cost);
     if (args.grad_hidden) {
       runner.run(steps.dh, args, dim_panels * panels, panel * panel * args.wave_cols);
     }
@@ -151,6 +157,7 @@ void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpu
       round_up(linear_logp_cpu_scratch_floats(tile, args.panels_per_item), 16);
   const AlignedArray<float> scratch(scratch_floats * runner.num_workers());
   args.hidden_by_row = hidden.get();
+  args.kept_rows = args.all_rows;
   set_partials(args, partials.get(), leaves * strip, has_entropy, has_stats);
 
   for (Int64 first = 0; first < args.all_rows; first += strip) {
@@ -194,7 +201,8 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
       panels_per_item(tile, strip / panel, wave / tile.leaf, runner.num_workers());
 
   const LaneArrays lanes(args, strip, true);
-  const AlignedArray<float> hidden_by_row(strip * args.dim);
+  const Int64 num_kept = args.kept ? args.kept_segments : 0;
+  const AlignedArray<float> hidden_by_row(num_kept < num_segments ? strip * args.dim : 0);
   const AlignedArray<float> hidden_by_col(dw ? strip * padded_dim : 0);
   const AlignedArray<float> weight(wave * padded_dim);
   const AlignedArray<float> grad_logits(strip * wave);
@@ -204,7 +212,6 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
   const AlignedArray<float> hidden_sum(dh ? most_sums * hidden_floats : 0);
   const AlignedArray<float> weight_sum(dw ? wave * padded_dim : 0);
   const AlignedArray<float> bias_sum(db ? wave * panel : 0);
-  args.hidden_by_row = hidden_by_row.get();
   args.hidden_by_col = dw ? hidden_by_col.get() : nullptr;
   args.weight_wave = weight.get();
   args.grad_logits = grad_logits.get();
@@ -220,8 +227,13 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
     args.grad_hidden_sum = hidden_sum.get() + num_before * hidden_floats;
     args.segment_begin = s * segment;
     const Int64 end = std::min(args.segment_begin + segment, args.vocab);
+    const bool is_kept = s < num_kept;
+    // With one strip the hidden states that are packed for the first wave are those of all.
+    const bool reads_none = strip < args.all_rows ? is_kept : num_kept == num_segments;
+    args.hidden_by_row = reads_none ? nullptr : hidden_by_row.get();
     for (args.wave_begin = args.segment_begin; args.wave_begin < end; args.wave_begin += wave) {
       args.wave_cols = std::min(wave, end - args.wave_begin);
+      args.kept_wave = is_kept ? s * args.kept_pitch + args.wave_begin - args.segment_begin : -1;
       run_wave(runner, steps, tile, strip, args);
     }
     args.num_folds =

@@ -108,6 +108,30 @@ RLK_INLINE Prefetch prefetch_weight(const Args& a, Int64 v0, Int64 k0, Int64 ahe
   return p;
 }
 
+// Of the panel of `kept` that begins at row `row` of those active in the forward: [columns][width],
+// the last panel being narrower.
+struct KeptPanel {
+  float* data;
+  Int64 width;
+};
+RLK_INLINE KeptPanel kept_panel(const Args& a, Int64 row, Int64 col) {
+  const Int64 width = min(kPanel, a.kept_rows - row);
+  return {a.kept + row * a.kept_segments * a.kept_pitch + col * width, width};
+}
+
+// Logits of one vector of rows over a leaf, in place of the dot products in c; gives their maximum,
+// which passes over a NaN: the sum finds it.
+RLK_INLINE VecF logits_of_leaf(const Args& a, float* c, const float* bias, Int64 cols, VecF scale) {
+  VecF max = splat(-__builtin_inff());
+#pragma clang loop unroll(disable)
+  for (Int64 v = 0; v < cols; ++v) {
+    const VecF z = logit(a, load(c + v * kPanel), bias[v], scale).z;
+    store(c + v * kPanel, z);
+    max = select(z > max, z, max);
+  }
+  return max;
+}
+
 RLK_INLINE float bias_at(const Args& a, Int64 v) {
   if (a.bias_type == kNone) return 0.0f;
   return load_element(a.bias, v * a.bias_stride, a.bias_type);

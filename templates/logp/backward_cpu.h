@@ -15,8 +15,8 @@ extern "C" void rlk_logp_bwd_main(const Args* args, Int64 begin, Int64 end) {
     const Int64 row = part.row, at = output_row(a, row), active = a.first_row + row;
     const float scale = inverse_temperature(a, row);
     const float grad = scaled_grad(a, a.grad, active, scale);
-    GradientValues values{splat(a.row_max[at]), splat(a.row_log_sum[at]), splat(grad),
-                          splat(scaled_grad(a, a.grad_lse, active, scale) - grad)};
+    const VecF rest = splat(scaled_grad(a, a.grad_lse, active, scale) - grad);
+    GradientValues values{splat(a.row_max[at]), splat(a.row_log_sum[at]), splat(grad), rest, rest};
     if (has_entropy_grad(a)) {
       values.of_entropy = splat(scaled_grad(a, a.grad_entropy, active, scale));
       values.entropy = splat(a.entropy[at]);

@@ -93,6 +93,7 @@ ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int6
   }
   active.num_rows = static_cast<std::int64_t>(active.target.size());
   auto kept = kept_rows(call, active.target);
+  active.num_places = kept ? std::ssize(*kept) : active.num_rows;
   if (call.pass == jit::Pass::bwd) {
     const auto read = [](const Tensor& grad) {
       return grad.present() ? read_floats(grad) : std::vector<float>();

@@ -225,8 +225,9 @@ RLK_INLINE void merge_rows(const Args& a, Int64 row) {
 // before the softcap: times the inverse temperature and the logit scale.
 struct GradientValues {
   VecF max, log_sum;
-  VecF grad;  // of the log-prob
-  VecF rest;  // of the log-sum-exp, less grad: of every column, the target included
+  VecF of_target;       // of the target's column, beside what it has times p
+  VecF rest;            // times p: of the log-sum-exp, less that of the log-prob
+  VecF rest_of_target;  // likewise, of the target's column
   VecF of_entropy = splat(0.0f), entropy = splat(0.0f);
 };
 
@@ -243,10 +244,9 @@ template <class Args>
 RLK_INLINE VecF logit_gradient(const Args& a, Logit x, const GradientValues& row, VecI is_target) {
   const VecF none = splat(-__builtin_inff());
   const VecF l = (x.z - row.max) - row.log_sum;
-  const VecF of_p = has_entropy_grad(a)
-                        ? fma(-row.of_entropy, exponent_factor(l) + row.entropy, row.rest)
-                        : row.rest;
-  VecF dz = fma(of_p, exp(l), select(is_target, row.grad, splat(0.0f)));
+  VecF of_p = select(is_target, row.rest_of_target, row.rest);
+  if (has_entropy_grad(a)) of_p = fma(-row.of_entropy, exponent_factor(l) + row.entropy, of_p);
+  VecF dz = fma(of_p, exp(l), select(is_target, row.of_target, splat(0.0f)));
   if (is_capped(a)) dz = dz * x.slope;
   // A column of -inf has no gradient, not even as the target; a row of only -inf stays NaN.
   return select((x.z == none) & (row.max != none), splat(0.0f), dz);

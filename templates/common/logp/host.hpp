@@ -23,7 +23,8 @@ struct ActiveRows {
   std::int64_t num_rows = 0;  // of the call, inactive ones included
   std::int64_t num_active = 0;
   std::vector<std::int64_t> rows;     // empty: all are active
-  std::vector<std::int64_t> places;   // of each among the forward's active rows; empty: the same
+  std::int64_t num_places = 0;        // active rows of the forward
+  std::vector<std::int64_t> places;   // of each among them; empty: the same
   std::vector<std::int64_t> offsets;  // in the matrix; empty: row * row_stride
   std::int64_t row_stride = 0;
   std::vector<std::int64_t> target;

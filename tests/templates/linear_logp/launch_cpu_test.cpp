@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -139,6 +140,70 @@ TEST_P(LaunchCpuTest, ARowWithoutAnUpstreamGradientMayHoldABadId) {
     EXPECT_EQ(grad[5 + i], 0.0f);
     EXPECT_NE(grad[i], 0.0f);
     EXPECT_NE(grad[10 + i], 0.0f);
+  }
+}
+
+// One more than a panel of every level, so that the last panel of rows is a narrow one.
+TEST_P(LaunchCpuTest, WhatIsKeptChangesNoBits) {
+  constexpr Int64 k_rows = 97, k_dim = 5, k_vocab = 1100;
+  for (const bool some : {false, true}) {
+    LinearLogpCall call = make(k_rows, k_dim, k_vocab, DType::f32);
+    if (some) static_cast<Int64*>(call.target.data)[7] = -100;
+    const Tensor upstream = input(DType::f32, {k_rows});
+    if (some) static_cast<float*>(upstream.data)[3] = 0.0f;
+    std::vector<std::vector<float>> first;
+    for (Int64 segments = 0; segments <= 8; ++segments) {
+      SCOPED_TRACE(testing::Message() << segments << " segments, some rows: " << some);
+      call.pass = jit::Pass::fwd;
+      call.kept = {};
+      const Int64 cols = segments * linear_logp_kept_pitch(k_vocab);
+      if (segments > 0) call.kept = output(DType::f32, {k_rows, cols});
+      launch(call);
+      LinearLogpCall backward = call;
+      backward.pass = jit::Pass::bwd;
+      backward.grad_output = upstream;
+      backward.grad_hidden = output(DType::f32, {k_rows, k_dim});
+      backward.grad_weight = output(DType::f32, {k_vocab, k_dim});
+      backward.grad_bias = output(DType::f32, {k_vocab});
+      launch(backward);
+      std::vector<std::vector<float>> found;
+      for (const Tensor& grad : {backward.grad_hidden, backward.grad_weight, backward.grad_bias}) {
+        const auto* const data = static_cast<const float*>(grad.data);
+        found.emplace_back(data, data + grad.num_elements());
+      }
+      if (segments == 0) first = found;
+      EXPECT_EQ(found, first);
+      if (segments == 0) continue;
+      // It is what the backward reads: another logit there, another gradient.
+      static_cast<float*>(call.kept.data)[1] += 1.0f;  // of the second row, in its first column
+      launch(backward);
+      EXPECT_NE(static_cast<const float*>(backward.grad_bias.data)[0], first[2][0]);
+    }
+  }
+}
+
+TEST_P(LaunchCpuTest, SumsOfTheWeightAreAddedOnceToWhatIsThere) {
+  LinearLogpCall call = make(70, 53, 301, DType::bf16);
+  launch(call);
+  call.pass = jit::Pass::bwd;
+  call.grad_output = input(DType::f32, {70});
+  const auto sums_into = [&](float before) {
+    call.accumulates = true;
+    call.grad_weight = output(DType::f32, {301, 53});
+    auto* const data = static_cast<float*>(call.grad_weight.data);
+    std::fill_n(data, call.grad_weight.num_elements(), before);
+    launch(call);
+    return std::vector<float>(data, data + call.grad_weight.num_elements());
+  };
+  const auto sums = sums_into(0.0f), more = sums_into(0.1f);
+  for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(more[i], 0.1f + sums[i]);
+  call.accumulates = false;
+  call.grad_weight = output(DType::bf16, {301, 53});
+  launch(call);
+  for (std::size_t i = 0; i < sums.size(); ++i) {  // the same sums, rounded
+    const auto bits = std::bit_cast<std::uint32_t>(sums[i]);
+    const auto rounded = static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    EXPECT_EQ(static_cast<const std::uint16_t*>(call.grad_weight.data)[i], rounded);
   }
 }
 
