@@ -29,6 +29,8 @@ struct ModelShape {
   std::map<std::string, double, std::less<>> numbers = {};
   // Kernels of calls that ask for the entropy, or the statistics, are wanted too.
   bool entropy = false, stats = false;
+  // So are those of forwards that keep something for a backward.
+  bool keep = false;
   // Layers besides the head. With "K=..,N=.." there is one of these alone, and no vocabulary.
   std::vector<LinearShape> linears = {};
 

@@ -158,7 +158,8 @@ std::vector<Specialization> kernels_of(const WarmPlan& plan) {
       }
     }
   };
-  for (const ModelShape& shape : plan.shapes) {
+  for (ModelShape shape : plan.shapes) {
+    shape.keep = plan.keep && std::ranges::find(plan.passes, Pass::bwd) != plan.passes.end();
     for (const Op* op : plan.ops) {
       for (const Target target : plan.targets) {
         for (const DType dtype : plan.dtypes) {

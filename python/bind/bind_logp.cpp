@@ -195,6 +195,10 @@ py::tuple explain(const py::dict& arguments) {
   if (call.return_entropy) call.entropy = per_row;
   if (call.return_lse) call.lse = per_row;
   if (call.return_stats) call.argmax = per_row;
+  if constexpr (std::is_same_v<Call, LinearLogpCall>) {
+    const bool keeps = !backward && flag_of(arguments, "keep", call);
+    if (keeps) call.kept = linear_logp_kept_tensor(call, jit::Dispatcher::instance().saved_mib());
+  }
   if (backward) {
     call.pass = jit::Pass::bwd;
     call.grad_output = per_row;

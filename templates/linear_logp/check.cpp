@@ -83,7 +83,7 @@ void check_accumulate_into(const LinearLogpCall& call) {
     if (!other->present() || other->num_elements() == 0) continue;
     const auto [begin, end] = span_of(*other);
     if (begin < last && first < end) {
-      given.fail("memory of its own", fmt::format("memory that {{{}}} shares", argument));
+      given.fail(fmt::format("memory that {{{}}} does not share", argument), "some of it");
     }
   }
 }

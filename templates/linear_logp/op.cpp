@@ -115,14 +115,22 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
   LinearLogpCall call;
   const std::int64_t sizes[] = {shape.vocab, shape.hidden};
   call.weight = dense_tensor(nullptr, dtype, {}, sizes);
+  const Tensor given = dense_tensor(nullptr, dtype, {}, sizes);
   std::vector<jit::Specialization> variants;
-  for_model_calls(call, templates::linear_logp_op, shape, pass, [&] {
+  const auto add = [&] {
     for (std::size_t rows = 0; rows < jit::k_num_row_classes; ++rows) {
       const bool tiled = has_tiles(type_code(dtype), pass, target);
       if (tiled) call.tile = static_cast<int>(tile_of(rows, tuning));
       const auto spec = specialize(call, target, tuning);
       if (std::ranges::find(variants, spec) == variants.end()) variants.push_back(spec);
     }
+  };
+  for_model_calls(call, templates::linear_logp_op, shape, pass, [&] {
+    add();
+    if (!shape.keep || call.softcap) return;
+    call.kept = given;
+    add();
+    call.kept = {};
   });
   return variants;
 }

@@ -183,4 +183,9 @@ def linear_logp_backward(
 
 
 def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
+    into = arguments["accumulate_into"]
+    if into is not None:
+        arguments["accumulate_into"] = _accumulator(arguments["weight"], into)
+    needs = [getattr(arguments[name], "requires_grad", False) for name in ("hidden", "weight")]
+    arguments["keep"] = any(needs) and _core.needs_autograd(arguments)
     return _core.linear_logp_explain(arguments)

@@ -120,5 +120,66 @@ TEST(LinearLogpOp, AModelAsksForTheTilesOfAllRowsEachOnce) {
   EXPECT_EQ(model_kernels(DType::bf16, jit::Pass::fwd, Target::sm_90a, {}, true).size(), 6u);
 }
 
+TEST(LinearLogpOp, ATrainingsForwardMayKeepExponentials) {
+  const auto kernels = [](jit::ModelShape shape, jit::Pass pass) {
+    std::vector<std::string> names;
+    for (const auto& kernel :
+         op().model_variants(shape, DType::bf16, pass, Target::x86_64_v3, {})) {
+      names.push_back(kernel.text());
+    }
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  const std::string plain = "linear_logp.fwd[x=bf16 V=10 D=8]@x86-64-v3";
+  const jit::ModelShape trained{.vocab = 10, .hidden = 8, .keep = true};
+  EXPECT_EQ(kernels(trained, jit::Pass::fwd),
+            (Names{plain, "linear_logp.fwd[x=bf16 V=10 D=8 keep=yes]@x86-64-v3"}));
+  EXPECT_EQ(kernels({.vocab = 10, .hidden = 8}, jit::Pass::fwd), Names{plain});
+  EXPECT_EQ(kernels(trained, jit::Pass::bwd).size(), 1u);
+  jit::ModelShape capped = trained;
+  capped.numbers = {{"softcap", 30.0}};
+  EXPECT_EQ(kernels(capped, jit::Pass::fwd).size(), 1u);
+}
+
+LinearLogpCall kept_call(std::int64_t rows, std::int64_t vocab, DType dtype, Device::Kind kind) {
+  LinearLogpCall call;
+  call.op = &op();
+  call.device = {kind, 0};
+  call.hidden = dense_tensor(nullptr, dtype, call.device, std::array<std::int64_t, 2>{rows, 8});
+  call.weight = dense_tensor(nullptr, dtype, call.device, std::array<std::int64_t, 2>{vocab, 8});
+  call.target = dense_tensor(nullptr, DType::i64, call.device, std::array{rows});
+  return call;
+}
+
+TEST(LinearLogpOp, ABudgetHoldsWholeSegments) {
+  constexpr std::int64_t k_vocab = 131072, k_rows = 4096;  // 128 MiB a segment of 16 bits
+  LinearLogpCall call = kept_call(k_rows, k_vocab, DType::bf16, Device::Kind::cuda);
+  const auto segments = [&](std::optional<std::int64_t> own, std::optional<std::int64_t> set) {
+    call.saved_mib = own;
+    call.kept = linear_logp_kept_tensor(call, set);
+    return linear_logp_kept_segments(call);
+  };
+  EXPECT_EQ(segments({}, {}), 0);
+  EXPECT_EQ(segments(127, {}), 0);
+  EXPECT_EQ(segments(128, {}), 1);
+  EXPECT_EQ(call.kept.shape[1], k_vocab / 8);
+  EXPECT_EQ(call.kept.dtype, DType::bf16);
+  EXPECT_EQ(segments(1023, {}), 7);
+  EXPECT_EQ(segments(1 << 20, {}), 8);
+  EXPECT_EQ(segments({}, 256), 2);
+  EXPECT_EQ(segments(0, 256), 0);
+  call.entropy_grad = true;
+  EXPECT_EQ(segments(1 << 20, {}), 0);
+}
+
+TEST(LinearLogpOp, KeptSegmentsBeginAtWholeUnits) {
+  LinearLogpCall call = kept_call(3, 17, DType::f16, Device::Kind::cpu);
+  call.saved_mib = 1;
+  call.kept = linear_logp_kept_tensor(call, {});
+  EXPECT_EQ(call.kept.dtype, DType::f32);
+  EXPECT_EQ(linear_logp_kept_segments(call), 6);  // of three columns, the last of two
+  EXPECT_EQ(call.kept.shape[1], 6 * 64);
+}
+
 }  // namespace
 }  // namespace rlk
