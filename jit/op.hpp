@@ -32,7 +32,7 @@ struct OpCall {
 
 // What settings tell a launch. Results do not depend on it.
 struct LaunchSettings {
-  std::int64_t workspace_bytes = std::int64_t{512} << 20;  // CUDA: of a backward, about
+  std::int64_t workspace_bytes = std::int64_t{768} << 20;  // CUDA: of a backward, about
   int max_sms = 0;             // CUDA: that a persistent kernel takes, 0: all
   bool validate_sync = false;  // CUDA: look at the values of a call before its launch
 };

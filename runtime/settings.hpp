@@ -44,7 +44,7 @@ struct Settings {
   std::uint64_t cache_size_bytes = std::uint64_t{1} << 30;
   CacheShared cache_shared = CacheShared::owner;
   bool validate_sync = false;
-  int workspace_mib = 512;
+  int workspace_mib = 768;
   std::optional<int> saved_mib;
   int max_sms = 0;
   std::string tile{k_tuned};

@@ -71,7 +71,9 @@ constexpr jit::Parameter k_kept_parameters[] = {
 // Exponentials for the backward, or None where none are to be kept.
 py::object make_kept(Bound<LinearLogpCall>& bound) {
   LinearLogpCall& call = bound.call;
-  const Tensor kept = linear_logp_kept_tensor(call, jit::Dispatcher::instance().saved_mib());
+  const auto& dispatcher = jit::Dispatcher::instance();
+  if (!linear_logp_keeps(call, dispatcher.target(call.device))) return py::none();
+  const Tensor kept = linear_logp_kept_tensor(call, dispatcher.saved_mib());
   return kept.present() ? bound.make_like(kept, call.kept) : py::none();
 }
 

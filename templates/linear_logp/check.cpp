@@ -105,14 +105,15 @@ void check_kept(const LinearLogpCall& call) {
   if (!call.kept.present()) return;
   const Given kept{call, call.kept, "kept"};
   expect_device(kept, "hidden");
-  LinearLogpCall all = call;
-  all.saved_mib = std::int64_t{1} << 40;
-  const Tensor most = linear_logp_kept_tensor(all, std::nullopt);
-  const std::int64_t pitch = linear_logp_kept_pitch(call.weight.shape[0]);
+  LinearLogpCall same = call;
+  same.saved_mib = std::int64_t{1} << 40;
+  const Tensor most = linear_logp_kept_tensor(same);
   const Tensor& given = call.kept;
-  const bool fits = most.present() && given.rank == 2 && given.dtype == most.dtype &&
-                    given.shape[0] == most.shape[0] && given.shape[1] <= most.shape[1] &&
-                    given.shape[1] % pitch == 0 && is_dense(given);
+  const std::int64_t step = linear_logp_kept_step(call);
+  const bool fits = given.rank == 2 && given.dtype == most.dtype &&
+                    given.shape[0] == most.shape[0] && given.shape[1] > 0 &&
+                    given.shape[1] % step == 0 && given.shape[1] <= most.shape[1] &&
+                    is_dense(given);
   if (!fits) kept.fail("what the forward has kept", text(given.dims()));
   if (call.grad_entropy.present()) kept.fail("None with {grad_entropy}", "a tensor");
 }

@@ -43,8 +43,59 @@ constexpr LinearLogpSm90Tile kLinearLogpSm90Tiles[] = {
     {"128-cluster", 128, 5, true, false, 2},
 };
 
+// Of a forward; keeps: it may store exponentials, for which shared memory is left.
+constexpr LinearLogpSm90Tile linear_logp_sm90_tile(int tile, bool keeps) {
+  LinearLogpSm90Tile found = kLinearLogpSm90Tiles[tile < 0 ? 0 : tile];
+  if (keeps && found.rows == 64) --found.stages;
+  return found;
+}
+// Those of a backward's logits, stored through shared memory; takes_logits: dZ may be made of the
+// logits themselves, which leaves registers for fewer rows.
+constexpr LinearLogpSm90Tile linear_logp_sm90_grad_tile(bool takes_logits) {
+  return takes_logits ? LinearLogpSm90Tile{"", 64, 6, true, true}
+                      : LinearLogpSm90Tile{"", 128, 5, true, true};
+}
+
+// Both gradients by that loop, and what a tile of them and of dZ is stored through.
+constexpr int kLinearLogpSm90GradientRows = 128, kLinearLogpSm90GradientCols = 256;
+constexpr int kLinearLogpSm90GradientStages = 4;
+constexpr int kLinearLogpSm90StoreBytes = 8 * kSm90SlabBytes;
+constexpr int kLinearLogpSm90GradientBytes =
+    (kLinearLogpSm90GradientRows + kLinearLogpSm90GradientCols) * 64 *
+        kLinearLogpSm90GradientStages * 2 +
+    kLinearLogpSm90StoreBytes;
+
 // Rows of a block of the forward's merge; each has a warp.
 constexpr int kLinearLogpMergeRows = 16;
+
+// What a row's dZ is made of: in the order of active rows.
+struct LinearLogpRowGrad {
+  LogpCudaRowGrad of;  // times inverse temperature, 2^row_shift
+  float exact;         // dZ of the target's column, without softcap and gradient of the entropy
+  float max, log_sum;
+};
+
+// The columns that a backward takes at once: leaves [first_leaf, first_leaf + num_leaves) of each
+// of the segments [first_segment, first_segment + num_segments).
+struct LinearLogpWave {
+  int first_segment, num_segments;
+  int first_leaf, num_leaves;
+  // dZ, [num_rows][pitch] of type kX: `width` columns of each segment, a multiple of 64, of which
+  // those that it does not fill are 0; `step` columns from segment to segment.
+  int width, step;
+  long long pitch;
+  void* grad_logits;
+};
+
+// Exponentials that a forward keeps for its backward (exponentials.cuh), of type kX: of the first
+// num_segments segments for each row of the call, [num_rows][pitch]. Each has `step` columns:
+// `width` as in a wave of whole segments, then the maxima of its leaves as float32.
+struct LinearLogpKept {
+  void* data;  // or null
+  long long pitch;
+  int num_segments, width, step;
+};
+constexpr int kLinearLogpKeptStrip = 256;  // columns that a warp turns into dZ
 
 // Arguments of every entry but pack. Rows of a call are numbered 0 to num_rows; the active ones are
 // numbered anew, ascending. Workspace is 256-byte aligned.
@@ -56,12 +107,16 @@ struct LinearLogpCudaArgs : LogpCudaRows {
   const void* hidden;
   long long hidden_pitch;
   int hidden_packed;  // 1: row i is active row i; 0: row i is row i of the call
+  // Active rows side by side, up to a multiple of 128 rows with zeros; made where not all rows are
+  // active, and null where hidden does.
+  const void* gathered;
+  long long gathered_pitch;
   const void* weight;
   long long weight_pitch;
 
   LogpCudaArray bias;  // [vocab] or null
 
-  // Forward: active rows [first_row, first_row + strip_rows) at once.
+  // Active rows [first_row, first_row + strip_rows) at once; in the backward those of grad_hidden.
   long long first_row, strip_rows;
   float* partial_max;     // [leaves][strip_rows]
   float* partial_sum;     // [leaves][strip_rows]
@@ -69,40 +124,66 @@ struct LinearLogpCudaArgs : LogpCudaRows {
   LogitStatsPartials partial_stats;  // [leaves][strip_rows] each; statistics alone
   float* target_logit;               // [strip_rows]
 
+  LinearLogpKept kept;  // sm_90a alone; the forward writes, the backward reads it
+
   unsigned* next_tile;  // sm_90a: counter of the launch, 0 before it
 
   // Tiles of a grid: rows fastest within groups of group_tiles rows of tiles, then columns, then
   // groups, so that what a group reads of the hidden matrix stays in the L2 cache.
   int group_tiles;
 
-  // Backward. Values of active rows, made by the step grads.
-  LogpCudaRowGrad* row_grad;  // [num_rows] times inverse temperature, 2^row_shift
-  int* row_shift;             // [num_rows] fp16: brings a bound of |dZ| into [2^13, 2^14); else 0
-  int* call_shift;            // [1] the shift of the largest bound of the call
-  const void*
-      hidden_shifted;  // hidden for grad_weight: packed, fp16 scaled by 2^(call - row shift)
+  // Backward.
+  LinearLogpRowGrad* row_grad;  // [num_rows] of active rows, made by the step grads
+  int* row_shift;               // [num_rows] fp16: brings a bound of |dZ| into [2^13, 2^14); else 0
+  int* call_shift;              // [1] the shift of the largest bound of the call
+  // fp16: hidden for grad_weight, active rows scaled by 2^(call - row shift); else null
+  const void* hidden_shifted;
   long long hidden_shifted_pitch;
-  // The wave is columns [wave_begin, wave_begin + wave_cols) of the vocabulary.
-  long long wave_begin;  // a multiple of the leaf
-  long long wave_cols;
-  long long wave_pitch;    // wave_cols rounded up to whole leaves, or more: leaves again
-  void* grad_logits;       // [num_rows][wave_pitch] dZ, of type kX
-  float* grad_hidden_sum;  // whole gradient tiles of [num_rows][dim], one after the other, between
-                           // waves; null with one wave
+  LinearLogpWave wave;
+  int wave_is_kept;  // dZ is made of `kept`, whose memory it may have
+  // Sums of grad_hidden over a segment, [num_segments][strip_rows][sum_pitch]; and sums of whole
+  // waves that wait for others, [levels][num_rows][sum_pitch], of 2^level waves each.
+  float* segment_sums;
+  float* wave_sums;
+  long long sum_pitch;  // dim rounded up to 4
+  int add_levels;       // a set of levels: what a wave's sums are joined with
+  int to_level;         // where the result waits, or -1: it is grad_hidden
 
   void* grad_hidden;  // of type kX, or null; rows of the call
   long long grad_hidden_row_stride, grad_hidden_col_stride;
-  void* grad_weight;  // of type kX, or null
+  void* grad_weight;  // of type kX, or null; with adds_weight fp32, to which the sums are added
+  int adds_weight;
   long long grad_weight_row_stride, grad_weight_col_stride;
   void* grad_bias;  // of bias.type, or null
   long long grad_bias_stride;
 };
 
-// Argument of the forward's main step besides; read by the loop of sm_90a alone.
+// What `width` is: whole boxes of the loop of sm_90a.
+constexpr int linear_logp_wave_width(long long vocab, const LinearLogpWave& wave) {
+  const int left = LogpLeaves<kLogpLeaf>{vocab}.segment() - wave.first_leaf * kLogpLeaf;
+  const int cols = wave.num_leaves * kLogpLeaf;
+  return ((left < cols ? left : cols) + 63) / 64 * 64;
+}
+
+// Those of `kept` but its memory, where `segments` are.
+constexpr LinearLogpKept linear_logp_kept(long long vocab, int segments) {
+  const LogpLeaves<kLogpLeaf> leaves{vocab};
+  const int width = linear_logp_wave_width(vocab, {0, 1, 0, leaves.of_segment(), 0, 0, 0, nullptr});
+  const int step = width + (leaves.of_segment() * 2 + 63) / 64 * 64;
+  return {nullptr, 1ll * segments * step, segments, width, step};
+}
+
+// Argument besides of the forward's main step and of the backward's products; read by the loop of
+// sm_90a alone.
 struct LinearLogpCudaMaps {
   // Active rows: where all are active those of the call, else copied side by side.
   TensorMap hidden, gathered;
   TensorMap weight;
+};
+struct LinearLogpCudaGradMaps : LinearLogpCudaMaps {
+  TensorMap grad_logits, grad_logits_lanes;  // as it is read along columns, along rows
+  TensorMap weight_lanes;
+  TensorMap hidden_lanes, gathered_lanes;  // of hidden_shifted both where there is one
 };
 
 }  // namespace rlk

@@ -3,12 +3,17 @@
 #include "templates/linear_logp/cuda_plan.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
+#include <utility>
 
 namespace rlk {
 namespace {
 
-constexpr Int64 k_strip_bytes = Int64{56} << 20;  // of partials, at most
+constexpr Int64 k_partial_bytes = Int64{56} << 20;  // of a forward's strip, at most
+constexpr Int64 k_strip_bytes = Int64{64} << 20;    // of the sums of a backward's strip, about
+constexpr Int64 k_few_rows = 1024;    // of a backward's strip, at least: they fill a card
+constexpr Int64 k_least_leaves = 22;  // of a wave, so that sums between waves cost little
 
 class Planner {
  public:
@@ -29,7 +34,7 @@ class Planner {
     const bool stats = call_.needs_stats();
     const Int64 partial_bytes = 8 + (call_.entropy.present() ? 4 : 0) + (stats ? 12 : 0);
     const Int64 strip =
-        strip_rows(std::min(k_strip_bytes, workspace_bytes) / (leaves * partial_bytes));
+        strip_rows(std::min(k_partial_bytes, workspace_bytes) / (leaves * partial_bytes));
     args().strip_rows = strip;
     args().partial_max = arena_.take<float>(leaves * strip);
     args().partial_sum = arena_.take<float>(leaves * strip);
@@ -39,6 +44,7 @@ class Planner {
                               arena_.take<float>(leaves * strip), arena_.take<int>(leaves * strip)};
     }
     args().target_logit = arena_.take<float>(strip);
+    keep();
     if (loop_.is_dynamic) {
       args().next_tile = arena_.take<unsigned>(ceil_div(args().num_rows, strip));
     }
@@ -50,26 +56,27 @@ class Planner {
     operands();
     gradients();
     const Int64 rows = std::max<Int64>(args().num_rows, 1);
-    args().row_grad = arena_.take<LogpCudaRowGrad>(rows);
+    args().row_grad = arena_.take<LinearLogpRowGrad>(rows);
     args().row_shift = arena_.take<int>(rows);
     args().call_shift = arena_.take<int>(1);
-    args().hidden_shifted = args().hidden;
-    args().hidden_shifted_pitch = args().hidden_pitch;
     if (call_.hidden.dtype == DType::f16 && args().grad_weight != nullptr) {
       const Int64 pitch = round_up(args().dim, unit_);
       args().hidden_shifted = arena_.take_bytes(rows * pitch * plan_.element_bytes);
       args().hidden_shifted_pitch = pitch;
     }
     waves(rows, workspace_bytes);
+    plan_.num_waves = static_cast<int>(ceil_div(num_segments(), plan_.wave_segments) *
+                                       ceil_div(num_leaves(), plan_.wave_leaves));
+    if (loop_.is_dynamic) args().next_tile = arena_.take<unsigned>(plan_.num_waves);
     return plan_;
   }
 
  private:
-  // Whether active rows are listed first. A forward of few rows reads all of the weight in any
-  // case, so it costs the same without.
+  // Whether active rows are listed first: in a backward in any case, as upstream gradients may be
+  // 0. A forward of few rows reads all of the weight in any case, so it costs the same without.
   static bool compacts(const LinearLogpCall& call, const CudaLoop& loop) {
-    if (!call.mask.present() && !call.ignore_index) return false;
-    return call.pass == jit::Pass::bwd ||
+    if (call.pass == jit::Pass::bwd) return true;
+    return (call.mask.present() || call.ignore_index) &&
            call.target.num_elements() > (loop.is_sm90 ? 256 : loop.rows);
   }
 
@@ -127,8 +134,10 @@ class Planner {
       made.rows = args().rows;
       made.num_active = args().num_active;
       plan_.gathered = {copied, num_rows, args().dim, pitch};
-      if (in_place && loop_.is_sm90) {
+      if (in_place) {
         made.skipped_if_all = 1;
+        args().gathered = copied;
+        args().gathered_pitch = pitch;
       } else {
         args().hidden = copied;
         args().hidden_pitch = pitch;
@@ -155,6 +164,7 @@ class Planner {
     }
     if (call_.grad_weight.present()) {
       args().grad_weight = call_.grad_weight.data;
+      args().adds_weight = call_.accumulates ? 1 : 0;
       args().grad_weight_row_stride = args().dim;
       args().grad_weight_col_stride = 1;
     }
@@ -164,24 +174,89 @@ class Planner {
     }
   }
 
-  // Waves of whole leaves and like size, as wide as the budget holds.
-  void waves(Int64 rows, Int64 workspace_bytes) {
-    const bool dh = args().grad_hidden != nullptr;
-    // Rows and columns of a gradient tile are the same for every target.
-    const auto tile = linear_logp_cuda_gradient_tile(type_code(call_.hidden.dtype), 0);
-    const Int64 num_sums = round_up(rows, tile.rows) * round_up(args().dim, tile.cols);
-    const Int64 leaf_bytes = rows * plan_.element_bytes * kLogpLeaf;
-    const Int64 leaves = ceil_div(args().vocab, kLogpLeaf);
-    Int64 most = std::max<Int64>(1, workspace_bytes / leaf_bytes);
-    if (most < leaves && dh) {  // the sums of grad_hidden between waves count too
-      most = std::max<Int64>(1, (workspace_bytes - num_sums * 4) / leaf_bytes);
+  void keep() {
+    if (!call_.kept.present()) return;
+    args().kept =
+        linear_logp_kept(args().vocab, static_cast<int>(linear_logp_kept_segments(call_)));
+    args().kept.data = call_.kept.data;
+  }
+
+  // Bytes of what a wave of whole segments takes: dZ, and the sums of grad_hidden of earlier waves.
+  struct WaveBytes {
+    Int64 grad_logits, sums, strip_row;
+    Int64 all(Int64 strip_rows) const { return grad_logits + sums + strip_row * strip_rows; }
+  };
+  WaveBytes wave_bytes(Int64 rows, int segments) {
+    const Int64 row_sums =
+        args().grad_hidden != nullptr ? args().sum_pitch * Int64{sizeof(float)} : 0;
+    return {rows * segments * args().wave.width * plan_.element_bytes,
+            num_levels(segments) * rows * row_sums, segments * row_sums};
+  }
+
+  // Waves of 8, 4, 2 or 1 segments, as many as the budget holds, of which dZ may take half; where
+  // it does not hold one, waves of some of a segment's leaves. Where exponentials were kept, as
+  // many as these have; where they may be written over, all waves have their memory.
+  void waves(Int64 rows, Int64 budget) {
+    keep();
+    const bool is_in_place = args().kept.data != nullptr && call_.may_overwrite_kept;
+    LinearLogpWave& wave = args().wave;
+    args().sum_pitch = round_up(args().dim, 4);
+    wave.num_leaves = num_leaves();
+    wave.width = wave.step = linear_logp_wave_width(args().vocab, wave);
+    int segments = args().kept.data != nullptr ? args().kept.num_segments : kLogpSegments;
+    const auto fits = [&](int count) {
+      const WaveBytes bytes = wave_bytes(rows, count);
+      return bytes.grad_logits <= budget / 2 && bytes.all(std::min(rows, k_few_rows)) <= budget;
+    };
+    while (!is_in_place && segments > 1 && !fits(segments)) {
+      segments = static_cast<int>(std::bit_ceil(static_cast<unsigned>(segments)) / 2);
     }
-    const Int64 wave = ceil_div(leaves, ceil_div(leaves, most)) * kLogpLeaf;
-    args().wave_pitch = wave;
-    args().grad_logits = arena_.take_bytes(rows * wave * plan_.element_bytes);
-    if (dh && wave < args().vocab) {
-      args().grad_hidden_sum = arena_.take<float>(num_sums);
+    plan_.wave_segments = std::min(segments, num_segments());
+    const WaveBytes bytes = wave_bytes(rows, plan_.wave_segments);
+    args().strip_rows = rows;
+    if (is_in_place || fits(segments)) {
+      args().strip_rows =
+          strip_of_sums(rows, is_in_place ? 0 : budget - bytes.all(0), bytes.strip_row);
+    } else {
+      const Int64 leaf_bytes = rows * kLogpLeaf * plan_.element_bytes;
+      const Int64 most =
+          std::max((budget - bytes.all(rows) + bytes.grad_logits) / leaf_bytes, k_least_leaves);
+      wave.num_leaves = static_cast<int>(ceil_div(num_leaves(), ceil_div(num_leaves(), most)));
+      wave.width = wave.step = linear_logp_wave_width(args().vocab, wave);
     }
+    plan_.wave_leaves = wave.num_leaves;
+    if (is_in_place) {
+      wave.step = args().kept.step;
+      wave.pitch = args().kept.pitch;
+      wave.grad_logits = args().kept.data;
+    } else {
+      wave.pitch = Int64{plan_.wave_segments} * wave.width;
+      wave.grad_logits = arena_.take_bytes(rows * wave.pitch * plan_.element_bytes);
+    }
+    if (args().grad_hidden == nullptr) return;
+    args().segment_sums =
+        arena_.take<float>(plan_.wave_segments * args().strip_rows * args().sum_pitch);
+    if (const Int64 levels = num_levels(plan_.wave_segments); levels > 0) {
+      args().wave_sums = arena_.take<float>(levels * rows * args().sum_pitch);
+    }
+  }
+  // Rows whose sums lie in memory at once: strips of like size, of whole tiles.
+  static Int64 strip_of_sums(Int64 rows, Int64 bytes, Int64 row_bytes) {
+    if (row_bytes == 0) return rows;
+    const Int64 most = std::max(std::min(bytes, k_strip_bytes) / row_bytes, k_few_rows);
+    const Int64 strips = ceil_div(rows, most);
+    return round_up(ceil_div(rows, strips), kCopyTileRows);
+  }
+  int num_leaves() const { return LogpLeaves<kLogpLeaf>{plan_.args.vocab}.of_segment(); }
+  int num_segments() const {
+    return LogpLeaves<kLogpLeaf>{plan_.args.vocab}.count() / num_leaves();
+  }
+  // Sums that wait at once for those of later waves.
+  Int64 num_levels(int segments) const {
+    const Int64 waves = ceil_div(num_segments(), segments);
+    Int64 levels = 0;
+    while ((Int64{1} << levels) < waves) ++levels;
+    return levels;
   }
 
   Arena& arena_;

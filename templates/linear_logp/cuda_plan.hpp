@@ -19,22 +19,26 @@ struct CudaPlan {
   std::span<const CudaCopy> row_copies() const { return copies.all().first(num_row_copies); }
   std::span<const CudaCopy> operand_copies() const { return copies.all().subspan(num_row_copies); }
 
-  // Forward by the loop of sm_90a: hidden as it lies and its active rows side by side.
+  // For the loop of sm_90a: hidden as it lies and its active rows side by side.
   runtime::cuda::MatrixView hidden, gathered;
+
+  // Backward: waves, and their segments and leaves of a segment; the last of each may have fewer.
+  int num_waves = 0, wave_segments = 0, wave_leaves = 0;
 
   LogpCudaCopies copies;  // values a row, then hidden, weight
   std::size_t num_row_copies = 0;
 };
 
-// The products of a call: rows of a tile of logits, or of a cluster's tiles, and whether they are
-// the forward's by the loop of sm_90a, which reads matrices by tensor maps and cannot gather.
+// The products of a call: rows of a tile of logits, or of a cluster's tiles, and whether they are made by the loop of
+// sm_90a, which reads matrices by tensor maps and cannot gather.
 struct CudaLoop {
   int rows = 0;
   bool is_sm90 = false, is_dynamic = false;
 };
 
 // Everything but error, op and what changes from launch to launch. `workspace_bytes` bounds the
-// strip of a forward and the wave of a backward; the copies that strides ask for come on top.
+// strip of a forward, and about the wave and the sums of a backward; copies of operands come on
+// top.
 CudaPlan plan_linear_logp_cuda(Arena& arena, const LinearLogpCall& call, const CudaLoop& loop,
                                Int64 workspace_bytes);
 

@@ -2,19 +2,19 @@
 // The exponentials that a forward keeps for its backward: of how many segments, and where they lie.
 #include "templates/common/cuda_memory.hpp"
 #include "templates/common/logp/leaves.h"
+#include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/op.hpp"
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstdint>
 
 namespace rlk {
 namespace {
 
 // Where nothing says how much: with at most so many rows everything, else nothing. To be measured.
 constexpr std::int64_t k_default_rows = 0;
-
-// A segment of a row begins at a multiple of this many elements.
-constexpr std::int64_t k_kept_unit = 64;
 
 std::int64_t segment_columns(std::int64_t vocab) { return ceil_div(vocab, kLogpSegments); }
 
@@ -23,24 +23,35 @@ DType kept_dtype(const LinearLogpCall& call) {
   return call.device.kind == Device::Kind::cpu ? DType::f32 : call.hidden.dtype;
 }
 
-// A budget counts what a segment's columns take, and no padding.
+// 1, 2, 4 or all: whole nodes of the tree that segments are summed by. A budget counts what a
+// segment's columns take, and no padding.
 std::int64_t segments_within(const LinearLogpCall& call, std::int64_t mib) {
   const std::int64_t rows = call.target.num_elements(), vocab = call.weight.shape[0];
   const auto element_bytes = static_cast<std::int64_t>(size_bytes(kept_dtype(call)));
   const std::int64_t columns = segment_columns(vocab);
   if (rows == 0) return 0;
-  return std::min((mib << 20) / (columns * element_bytes) / rows, ceil_div(vocab, columns));
+  const std::int64_t held = (mib << 20) / (columns * element_bytes) / rows;
+  const std::int64_t all = ceil_div(vocab, columns);
+  if (held >= all || held == 0) return std::min(held, all);
+  return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(held)));
 }
 
 }  // namespace
 
-std::int64_t linear_logp_kept_pitch(std::int64_t vocab) {
-  return round_up(segment_columns(vocab), k_kept_unit);
+bool linear_logp_keeps(const LinearLogpCall& call, Target target) {
+  return backend(target) == Backend::cpu ||
+         linear_logp_uses_sm90_loop(type_code(call.hidden.dtype), target);
+}
+
+std::int64_t linear_logp_kept_step(const LinearLogpCall& call) {
+  const std::int64_t vocab = call.weight.shape[0];
+  if (call.device.kind == Device::Kind::cuda) return linear_logp_kept(vocab, 1).step;
+  return round_up(segment_columns(vocab), 64);
 }
 
 std::int64_t linear_logp_kept_segments(const LinearLogpCall& call) {
   if (!call.kept.present()) return 0;
-  return call.kept.shape[1] / linear_logp_kept_pitch(call.weight.shape[0]);
+  return call.kept.shape[1] / linear_logp_kept_step(call);
 }
 
 Tensor linear_logp_kept_tensor(const LinearLogpCall& call, std::optional<std::int64_t> saved_mib) {
@@ -50,7 +61,7 @@ Tensor linear_logp_kept_tensor(const LinearLogpCall& call, std::optional<std::in
   const std::int64_t mib = call.saved_mib ? *call.saved_mib : saved_mib.value_or(most);
   const std::int64_t segments = segments_within(call, mib);
   if (segments == 0) return {};
-  const std::array shape{rows, segments * linear_logp_kept_pitch(call.weight.shape[0])};
+  const std::array shape{rows, segments * linear_logp_kept_step(call)};
   return dense_tensor(nullptr, kept_dtype(call), call.device, shape);
 }
 

@@ -40,22 +40,26 @@
 //                                   clusters
 //     rlk_linear_logp_fwd_merge     ceil(strip_rows / kLinearLogpMergeRows) x 512
 //   backward
-//     rlk_linear_logp_bwd_rows      1 x 1024                 as above
+//     rlk_linear_logp_bwd_rows      1 x 1024
 //     rlk_linear_logp_bwd_pack      any x 256                as above; hidden also with bwd_rows
 //     rlk_linear_logp_bwd_grads     1 x 512
 //     rlk_linear_logp_bwd_shift     any x 256                fp16 and grad_weight
-//     for each wave of vocabulary:
-//     rlk_linear_logp_bwd_dz        logits tiles of num_rows x wave_cols
-//     rlk_linear_logp_bwd_dh        gradient tiles of num_rows x dim     grad_hidden
-//     rlk_linear_logp_bwd_dw        gradient tiles of wave_cols x dim    grad_weight
-//     rlk_linear_logp_bwd_db        ceil(wave_cols / 32) x 256           grad_bias
-// With bwd_rows grad_hidden must be 0 before; strips and waves never show in the result.
+//     for each wave of columns (LinearLogpWave):
+//     rlk_linear_logp_bwd_dz        logits tiles of num_rows x the wave's leaves
+//       for each strip of rows:     grad_hidden
+//       rlk_linear_logp_bwd_dh      gradient tiles of strip_rows x (segments * dim)
+//       rlk_linear_logp_bwd_join    strip_rows x 256; where the wave ends its segments
+//     rlk_linear_logp_bwd_dw        gradient tiles of (segments * width) x dim    grad_weight
+//     rlk_linear_logp_bwd_db        ceil(segments * width / 32) x 256           grad_bias
+//     sm_90a, 16 bits: dz, dh, dw are any x 384, and LinearLogpCudaGradMaps follows their argument.
+// grad_hidden must be 0 before where rows may be inactive; strips and waves never show in the
+// result.
 //
 // Operations: forward 2*N*V*D, backward 6*N*V*D. Memory: forward 8*N*leaves bytes written and
 // read once, 4 more with entropy, 12 more with statistics; backward a wave of dZ written once and
-// read once a product.
+// read once a product, and 4 bytes of every sum of grad_hidden for each segment, written and read.
 // A header's text comes once, so one that both passes need must stand before the choice.
-#include "linear_logp/logits.cuh"
+#include "linear_logp/logits_sm90.cuh"
 #if RLK_BACKWARD
 #include "linear_logp/backward.cuh"
 #else

@@ -63,10 +63,10 @@ Steps steps_of(const LoadedKernel& kernel) {
 
 // What no kernel does yet is no option that may be ignored.
 void expect_implemented(const LinearLogpCall& call) {
-  if (call.kept.present()) {
+  if (call.kept.present() && call.device.kind == Device::Kind::cpu) {
     throw Unsupported(Fault{"linear_logp", "saved_mib", "0 on this device", "another"});
   }
-  if (call.accumulates) {
+  if (call.accumulates && call.device.kind == Device::Kind::cpu) {
     throw Unsupported(Fault{"linear_logp", "accumulate_into", "None on this device", "a tensor"});
   }
 }

@@ -7,6 +7,7 @@
 #include "templates/linear_logp/cuda_plan.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <string>
 
@@ -25,13 +26,16 @@ enum BwdStep {
   k_bwd_grads,
   k_bwd_shift,
   k_bwd_dz,
+  k_bwd_turn,
   k_bwd_dh,
+  k_bwd_join,
   k_bwd_dw,
   k_bwd_db
 };
 constexpr const char* k_bwd_entries[] = {"rlk_linear_logp_bwd_rows",  "rlk_linear_logp_bwd_pack",
                                          "rlk_linear_logp_bwd_grads", "rlk_linear_logp_bwd_shift",
-                                         "rlk_linear_logp_bwd_dz",    "rlk_linear_logp_bwd_dh",
+                                         "rlk_linear_logp_bwd_dz",    "rlk_linear_logp_bwd_turn",
+                                         "rlk_linear_logp_bwd_dh",    "rlk_linear_logp_bwd_join",
                                          "rlk_linear_logp_bwd_dw",    "rlk_linear_logp_bwd_db"};
 
 // Queues steps of one kernel on one stream.
@@ -43,14 +47,14 @@ class Queue {
         stream_(static_cast<Stream>(call.stream)),
         driver_(driver) {}
 
-  template <class Args>
+  template <class Args, class Maps = LinearLogpCudaMaps>
   void step(int step, Int64 blocks, int threads, const Args& args, int shared_bytes = 0,
-            const LinearLogpCudaMaps* maps = nullptr, int cluster = 1) {
+            const Maps* maps = nullptr, unsigned blocks_y = 1) {
     if (blocks == 0) return;
-    void* arguments[] = {const_cast<Args*>(&args), const_cast<LinearLogpCudaMaps*>(maps)};
+    void* arguments[] = {const_cast<Args*>(&args), const_cast<Maps*>(maps)};
     entry(kernel_, step)
         .launch(device_, stream_,
-                {{static_cast<unsigned>(blocks)},
+                {{static_cast<unsigned>(blocks), blocks_y},
                  {static_cast<unsigned>(threads)},
                  static_cast<unsigned>(shared_bytes),
                  static_cast<unsigned>(cluster)},
@@ -80,9 +84,18 @@ class Queue {
   Driver& driver_;
 };
 
-// Tile of the loop of sm_90a that the kernel was compiled for.
-const LinearLogpSm90Tile& sm90_tile(const LoadedKernel& kernel) {
-  return kLinearLogpSm90Tiles[std::max<Int64>(kernel.constants[k_linear_logp_tile], 0)];
+// Tile of logits of the loop of sm_90a that the kernel was compiled for.
+LinearLogpSm90Tile sm90_tile(const LoadedKernel& kernel, jit::Pass pass) {
+  const auto& constants = kernel.constants;
+  if (pass == jit::Pass::bwd) {
+    return linear_logp_sm90_grad_tile(constants[k_linear_logp_softcap] != 0 ||
+                                      constants[k_linear_logp_entropy] != 0);
+  }
+  return linear_logp_sm90_tile(static_cast<int>(constants[k_linear_logp_tile]),
+                               constants[k_linear_logp_keep] != 0);
+}
+int shared_bytes(const LinearLogpSm90Tile& tile, bool stores) {
+  return tile.shared_bytes() + (stores ? kLinearLogpSm90StoreBytes : 0);
 }
 
 bool writes_nothing(const LinearLogpCall& call) {
@@ -98,26 +111,50 @@ struct MainStep {
   LinearLogpCudaMaps maps{};
 };
 
-MainStep main_step_sm90(Driver& driver, const LinearLogpCall& call, const CudaPlan& plan,
-                        const LinearLogpSm90Tile& tile, int max_sms) {
-  const int num_sms = driver.device(call.device.index).num_sms;
-  const int most_sms = max_sms > 0 ? std::min(max_sms, num_sms) : num_sms;
-  MainStep main{tile.rows_of_cluster(), 384, tile.shared_bytes(),
-                std::max(most_sms / tile.cluster, 1) * tile.cluster, tile.cluster};
-  const auto& args = plan.args;
-  const DType dtype = call.hidden.dtype;
+void check_num_rows_sm90(const LinearLogpCudaArgs& args) {
   if (args.num_rows > std::numeric_limits<int>::max()) {  // a tensor map's coordinates are ints
     throw Unsupported(Fault{"linear_logp", "hidden", "fewer than 2^31 rows on sm_90a",
                             std::to_string(args.num_rows)});
   }
-  const DeviceOrdinal device = call.device.index;
-  make_tensor_map(&main.maps.hidden, driver, device, dtype, plan.hidden, tile.rows);
-  main.maps.gathered = main.maps.hidden;
-  if (plan.gathered.data != plan.hidden.data) {
-    make_tensor_map(&main.maps.gathered, driver, device, dtype, plan.gathered, tile.rows);
+}
+
+// As many blocks as run at once; each stays for many tiles.
+Int64 blocks_sm90(Driver& driver, const LinearLogpCall& call, int max_sms) {
+  const int num_sms = driver.device(call.device.index).num_sms;
+  return max_sms > 0 ? std::min(max_sms, num_sms) : num_sms;
+}
+
+// Maps with boxes of 64 columns and `rows` rows.
+class Mapper {
+ public:
+  Mapper(Driver& driver, const LinearLogpCall& call)
+      : driver_(driver), device_(call.device.index), dtype_(call.hidden.dtype) {}
+  void map(TensorMap& map, const MatrixView& matrix, int rows) const {
+    make_tensor_map(&map, driver_, device_, dtype_, matrix, rows);
   }
-  make_tensor_map(&main.maps.weight, driver, device, dtype,
-                  {args.weight, args.vocab, args.dim, args.weight_pitch}, kLogpLeaf / tile.cluster);
+  // Of the operands of logits.
+  void map(LinearLogpCudaMaps& maps, const CudaPlan& plan, int rows) const {
+    map(maps.hidden, plan.hidden, rows);
+    maps.gathered = maps.hidden;
+    if (plan.gathered.data != plan.hidden.data) map(maps.gathered, plan.gathered, rows);
+    map(maps.weight, weight(plan), kLogpLeaf);
+  }
+  static MatrixView weight(const CudaPlan& plan) {
+    const auto& args = plan.args;
+    return {args.weight, args.vocab, args.dim, args.weight_pitch};
+  }
+
+ private:
+  Driver& driver_;
+  DeviceOrdinal device_;
+  DType dtype_;
+};
+
+MainStep main_step_sm90(Driver& driver, const LinearLogpCall& call, const CudaPlan& plan,
+                        const LinearLogpSm90Tile& tile, bool keeps, int max_sms) {
+  check_num_rows_sm90(plan.args);
+  MainStep main{tile.rows, 384, shared_bytes(tile, keeps), blocks_sm90(driver, call, max_sms)};
+  Mapper(driver, call).map(main.maps, plan, tile.rows);
   return main;
 }
 
@@ -147,35 +184,140 @@ void launch_fwd(Queue& queue, CudaPlan& plan, const MainStep& main) {
   }
 }
 
-void launch_bwd(Queue& queue, CudaPlan& plan, const CudaTile& logits, const CudaTile& gradient) {
+// The backward's products.
+struct GradSteps {
+  struct Tiles {
+    int rows, cols, threads, shared_bytes;
+  };
+  Tiles logits, gradient;
+  Int64 most_blocks = std::numeric_limits<Int64>::max();
+  LinearLogpCudaGradMaps maps{};
+};
+
+GradSteps grad_steps(const CudaTile& logits, const CudaTile& gradient, int element_bytes) {
+  const auto tiles = [&](const CudaTile& tile) {
+    return GradSteps::Tiles{tile.rows, tile.cols, tile.threads(), tile.shared_bytes(element_bytes)};
+  };
+  return {tiles(logits), tiles(gradient)};
+}
+
+GradSteps grad_steps_sm90(Driver& driver, const LinearLogpCall& call, const CudaPlan& plan,
+                          const LinearLogpSm90Tile& tile, int max_sms) {
+  check_num_rows_sm90(plan.args);
+  const auto& args = plan.args;
+  GradSteps steps{
+      {tile.rows, kLogpLeaf, 384, shared_bytes(tile, true)},
+      {kLinearLogpSm90GradientRows, kLinearLogpSm90GradientCols, 384, kLinearLogpSm90GradientBytes},
+      blocks_sm90(driver, call, max_sms)};
+  const Mapper mapper(driver, call);
+  auto& maps = steps.maps;
+  mapper.map(maps, plan, tile.rows);
+  const MatrixView grad_logits{args.wave.grad_logits, args.num_rows, args.wave.pitch,
+                               args.wave.pitch};
+  mapper.map(maps.grad_logits, grad_logits, kLinearLogpSm90GradientRows);
+  mapper.map(maps.grad_logits_lanes, grad_logits, 64);
+  mapper.map(maps.weight_lanes, Mapper::weight(plan), 64);
+  if (args.hidden_shifted != nullptr) {
+    mapper.map(maps.hidden_lanes,
+               {args.hidden_shifted, args.num_rows, args.dim, args.hidden_shifted_pitch}, 64);
+    maps.gathered_lanes = maps.hidden_lanes;
+  } else {
+    mapper.map(maps.hidden_lanes, plan.hidden, 64);
+    mapper.map(maps.gathered_lanes, plan.gathered, 64);
+  }
+  return steps;
+}
+
+// The products of one wave of columns.
+class Wave {
+ public:
+  Wave(Queue& queue, LinearLogpCudaArgs& args, const GradSteps& steps)
+      : queue_(queue),
+        args_(args),
+        steps_(steps),
+        dim_tiles_(ceil_div(args.dim, steps.gradient.cols)) {}
+
+  void launch(int element_bytes, bool ends_segments) {
+    const auto& wave = args_.wave;
+    args_.group_tiles = linear_logp_group_tiles(steps_.logits.rows, args_.dim * element_bytes);
+    if (args_.wave_is_kept != 0) {
+      turn_kept();
+    } else {
+      step(k_bwd_dz, steps_.logits,
+           ceil_div(args_.num_rows, steps_.logits.rows) * wave.num_segments * wave.num_leaves);
+    }
+    // As many tiles as run at once, with all columns of the hidden size.
+    args_.group_tiles = static_cast<int>(std::max<Int64>(1, 128 / dim_tiles_));
+    if (args_.grad_hidden != nullptr) grad_hidden(ends_segments);
+    if (args_.grad_weight != nullptr) {
+      step(k_bwd_dw, steps_.gradient,
+           wave.num_segments * ceil_div(wave.width, steps_.gradient.rows) * dim_tiles_);
+    }
+    if (args_.grad_bias != nullptr) {
+      queue_.step(k_bwd_db, ceil_div(Int64{wave.num_segments} * wave.width, 32), 256, args_);
+    }
+  }
+
+ private:
+  // Eight strips of columns a block, and as many parts of the rows as fill the card.
+  void turn_kept() {
+    constexpr Int64 k_blocks = 2048;
+    const Int64 strips =
+        ceil_div(args_.wave.num_segments * ceil_div(args_.wave.width, kLinearLogpKeptStrip), 8);
+    const Int64 parts = std::clamp<Int64>(k_blocks / strips, 1, ceil_div(args_.num_rows, 64));
+    queue_.step(k_bwd_turn, strips, 256, args_, 0, static_cast<const LinearLogpCudaMaps*>(nullptr),
+                static_cast<unsigned>(parts));
+  }
+  void step(int step, const GradSteps::Tiles& tiles, Int64 num_tiles) {
+    queue_.step(step, std::min(num_tiles, steps_.most_blocks), tiles.threads, args_,
+                tiles.shared_bytes, &steps_.maps);
+  }
+  void grad_hidden(bool ends_segments) {
+    for (args_.first_row = 0; args_.first_row < args_.num_rows;
+         args_.first_row += args_.strip_rows) {
+      step(k_bwd_dh, steps_.gradient,
+           ceil_div(args_.strip_rows, steps_.gradient.rows) * args_.wave.num_segments * dim_tiles_);
+      if (ends_segments) queue_.step(k_bwd_join, args_.strip_rows, 256, args_);
+    }
+  }
+
+  Queue& queue_;
+  LinearLogpCudaArgs& args_;
+  const GradSteps& steps_;
+  Int64 dim_tiles_;
+};
+
+void launch_bwd(Queue& queue, CudaPlan& plan, const GradSteps& steps) {
   auto& args = plan.args;
   queue.pack(k_bwd_pack, plan.row_copies());
-  if (args.rows != nullptr) queue.step(k_bwd_rows, 1, 1024, args);
+  queue.step(k_bwd_rows, 1, 1024, args);
   queue.pack(k_bwd_pack, plan.operand_copies());
   queue.step(k_bwd_grads, 1, 512, args);
-  if (args.hidden_shifted != args.hidden) {
+  if (args.hidden_shifted != nullptr) {
     queue.step(k_bwd_shift, std::min<Int64>(args.num_rows, 4096), 256, args);
   }
-  const Int64 dim_tiles = ceil_div(args.dim, gradient.cols);
-  const int shared_bytes = gradient.shared_bytes(plan.element_bytes);
-  for (Int64 begin = 0; begin < args.vocab; begin += args.wave_pitch) {
-    args.wave_begin = begin;
-    args.wave_cols = std::min(args.wave_pitch, args.vocab - begin);
-    args.group_tiles = linear_logp_group_tiles(logits.rows, args.dim * plan.element_bytes);
-    queue.step(k_bwd_dz, ceil_div(args.num_rows, logits.rows) * ceil_div(args.wave_cols, kLogpLeaf),
-               logits.threads(), args, logits.shared_bytes(plan.element_bytes));
-    // As many tiles as run at once, with all columns of the hidden size.
-    args.group_tiles = static_cast<int>(std::max<Int64>(1, 128 / dim_tiles));
-    if (args.grad_hidden != nullptr) {
-      queue.step(k_bwd_dh, ceil_div(args.num_rows, gradient.rows) * dim_tiles, gradient.threads(),
-                 args, shared_bytes);
-    }
-    if (args.grad_weight != nullptr) {
-      queue.step(k_bwd_dw, ceil_div(args.wave_cols, gradient.rows) * dim_tiles, gradient.threads(),
-                 args, shared_bytes);
-    }
-    if (args.grad_bias != nullptr) {
-      queue.step(k_bwd_db, ceil_div(args.wave_cols, 32), 256, args);
+  const LogpLeaves<kLogpLeaf> leaves{args.vocab};
+  const int segments = leaves.count() / leaves.of_segment();
+  if (args.next_tile != nullptr) {
+    queue.zero(args.next_tile, static_cast<std::size_t>(plan.num_waves) * sizeof(unsigned));
+  }
+  for (int first = 0, index = 0; first < segments; first += plan.wave_segments, ++index) {
+    args.wave.first_segment = first;
+    args.wave.num_segments = std::min(plan.wave_segments, segments - first);
+    // Sums of the waves before wait as the ones in the number of this wave: it is joined with
+    // those that it completes, and the last one with all.
+    const bool is_last = first + plan.wave_segments >= segments;
+    const int completed = std::countr_one(static_cast<unsigned>(index));
+    args.add_levels = is_last ? index : (1 << completed) - 1;
+    args.to_level = is_last ? -1 : completed;
+    args.wave_is_kept = first + args.wave.num_segments <= args.kept.num_segments ? 1 : 0;
+    for (int leaf = 0; leaf < leaves.of_segment(); leaf += plan.wave_leaves) {
+      args.wave.first_leaf = leaf;
+      args.wave.num_leaves = std::min(plan.wave_leaves, leaves.of_segment() - leaf);
+      args.wave.width = linear_logp_wave_width(args.vocab, args.wave);
+      Wave(queue, args, steps)
+          .launch(plan.element_bytes, leaf + plan.wave_leaves >= leaves.of_segment());
+      if (args.next_tile != nullptr) ++args.next_tile;
     }
   }
 }
@@ -189,9 +331,11 @@ std::span<const char* const> linear_logp_cuda_entries(jit::Pass pass) {
 
 bool linear_logp_uses_sm90_loop(int x, Target target) { return x != 1 && target == Target::sm_90a; }
 
-int linear_logp_cuda_shared_bytes(int x, Target target, jit::Pass pass, int tile) {
-  if (pass == jit::Pass::fwd && linear_logp_uses_sm90_loop(x, target)) {
-    return kLinearLogpSm90Tiles[std::max(tile, 0)].shared_bytes();
+int linear_logp_cuda_shared_bytes(int x, Target target, jit::Pass pass, int tile, bool keeps) {
+  if (linear_logp_uses_sm90_loop(x, target)) {
+    if (pass == jit::Pass::fwd) return shared_bytes(linear_logp_sm90_tile(tile, keeps), keeps);
+    return std::max(shared_bytes(linear_logp_sm90_grad_tile(false), true),
+                    kLinearLogpSm90GradientBytes);
   }
   const int limit = shared_limit_bytes(target);
   const int element_bytes = x == 1 ? 4 : 2;
@@ -209,16 +353,20 @@ void launch_linear_logp_cuda(const LoadedKernel& kernel, const LinearLogpCall& c
     validate_logp_cuda(driver, call, call.hidden, call.weight.shape[0]);
   }
   if (writes_nothing(call)) return;
+  if (call.pass == jit::Pass::bwd && call.target.num_elements() == 0) {
+    Queue queue(kernel, call, driver);
+    if (call.grad_weight.present() && !call.accumulates) queue.zero(call.grad_weight);
+    if (call.grad_bias.present()) queue.zero(call.grad_bias);
+    return;
+  }
   const int x = type_code(call.hidden.dtype);
   const int limit = shared_limit_bytes(kernel.target);
   const CudaTile logits = linear_logp_cuda_logits_tile(x, limit);
   const CudaTile gradient = linear_logp_cuda_gradient_tile(x, limit);
 
-  const LinearLogpSm90Tile& sm90 = sm90_tile(kernel);
+  const LinearLogpSm90Tile sm90 = sm90_tile(kernel, call.pass);
   CudaLoop loop{logits.rows};
-  if (call.pass == jit::Pass::fwd && linear_logp_uses_sm90_loop(x, kernel.target)) {
-    loop = {sm90.rows_of_cluster(), true, sm90.dynamic};
-  }
+  if (linear_logp_uses_sm90_loop(x, kernel.target)) loop = {sm90.rows, true, sm90.dynamic};
 
   Arena sizes(nullptr);
   plan_linear_logp_cuda(sizes, call, loop, settings.workspace_bytes);
@@ -229,14 +377,17 @@ void launch_linear_logp_cuda(const LoadedKernel& kernel, const LinearLogpCall& c
 
   Queue queue(kernel, call, driver);
   if (call.pass == jit::Pass::fwd) {
-    launch_fwd(queue, plan,
-               loop.is_sm90 ? main_step_sm90(driver, call, plan, sm90, settings.max_sms)
-                            : MainStep{logits.rows, logits.threads(),
-                                       logits.shared_bytes(plan.element_bytes)});
+    launch_fwd(
+        queue, plan,
+        loop.is_sm90
+            ? main_step_sm90(driver, call, plan, sm90, kernel.constants[k_linear_logp_keep] != 0,
+                             settings.max_sms)
+            : MainStep{logits.rows, logits.threads(), logits.shared_bytes(plan.element_bytes)});
   } else {
-    // No step writes the rows that are not active.
-    if (plan.args.rows != nullptr && call.grad_hidden.present()) queue.zero(call.grad_hidden);
-    launch_bwd(queue, plan, logits, gradient);
+    if (call.grad_hidden.present()) queue.zero(call.grad_hidden);  // rows that are not active stay
+    launch_bwd(queue, plan,
+               loop.is_sm90 ? grad_steps_sm90(driver, call, plan, sm90, settings.max_sms)
+                            : grad_steps(logits, gradient, plan.element_bytes));
   }
 }
 

@@ -4,12 +4,9 @@
 #pragma once
 
 #include "common/cuda/loops.cuh"
-#include "common/logp/formula.cuh"
-#include "linear_logp/cuda_args.h"
+#include "linear_logp/wave.cuh"
 
 namespace rlk {
-
-using Args = LinearLogpCudaArgs;
 
 RLK_DEVICE Int64 dim(const Args& a) { return kD >= 0 ? kD : a.dim; }
 

@@ -89,7 +89,8 @@ int dynamic_shared_bytes(const jit::Specialization& spec) {
   if (backend(spec.target) == Backend::cpu) return 0;
   const int x = static_cast<int>(spec.values[0]);
   const auto tile = static_cast<int>(spec.values[k_linear_logp_tile]);
-  return linear_logp_cuda_shared_bytes(x, spec.target, spec.pass, tile);
+  return linear_logp_cuda_shared_bytes(x, spec.target, spec.pass, tile,
+                                       spec.values[k_linear_logp_keep] != 0);
 }
 
 std::vector<jit::Specialization> generic_variants(Target target) {
@@ -137,7 +138,15 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
 
 }  // namespace
 
-constinit const std::size_t k_linear_logp_tile = k_constants.size - 1;
+constexpr std::size_t index_of(std::string_view label) {
+  return static_cast<std::size_t>(
+      std::ranges::find(k_constants.span(), label, &jit::ConstantDef::label) -
+      k_constants.span().begin());
+}
+constinit const std::size_t k_linear_logp_tile = index_of("tile");
+constinit const std::size_t k_linear_logp_softcap = index_of("softcap");
+constinit const std::size_t k_linear_logp_entropy = index_of("entropy");
+constinit const std::size_t k_linear_logp_keep = index_of("keep");
 
 namespace templates {
 const jit::Op linear_logp_op{

@@ -38,14 +38,19 @@ struct LinearLogpCall : LogpCallBase {
 std::int64_t linear_logp_kept_segments(const LinearLogpCall& call);
 
 // Elements from one segment's first to the next one's in a row of `kept`.
-std::int64_t linear_logp_kept_pitch(std::int64_t vocab);
+std::int64_t linear_logp_kept_step(const LinearLogpCall& call);
 
 // `kept` of the forward of a call that will be differentiated in hidden or weight, without memory;
 // absent where nothing is kept. `saved_mib`: of the setting, where it is set.
-Tensor linear_logp_kept_tensor(const LinearLogpCall& call, std::optional<std::int64_t> saved_mib);
+Tensor linear_logp_kept_tensor(const LinearLogpCall& call,
+                               std::optional<std::int64_t> saved_mib = {});
 
-// Index of the constant kTile among the op's constants.
-extern const std::size_t k_linear_logp_tile;
+// Whether the kernels of the call's target keep exponentials.
+bool linear_logp_keeps(const LinearLogpCall& call, Target target);
+
+// Indices of constants among the op's.
+extern const std::size_t k_linear_logp_tile, k_linear_logp_softcap, k_linear_logp_entropy,
+    k_linear_logp_keep;
 
 void check_linear_logp(const jit::OpCall& call);
 
@@ -54,11 +59,11 @@ void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& call,
 
 std::span<const char* const> linear_logp_cuda_entries(jit::Pass pass);
 
-// Whether the forward takes the loop of sm_90a; x: type code of hidden and weight.
+// Whether the products take the loop of sm_90a; x: type code of hidden and weight.
 bool linear_logp_uses_sm90_loop(int x, Target target);
 
-// Most dynamic shared memory of a step; tile: value of kTile.
-int linear_logp_cuda_shared_bytes(int x, Target target, jit::Pass pass, int tile);
+// Most dynamic shared memory of a step; tile: value of kTile; keeps: exponentials may be kept.
+int linear_logp_cuda_shared_bytes(int x, Target target, jit::Pass pass, int tile, bool keeps);
 
 // Queues the call on its stream. Throws InvalidArgument for an id that an earlier call of this
 // device found out of range, or with validate_sync this one; DriverError.

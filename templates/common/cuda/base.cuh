@@ -19,6 +19,7 @@ RLK_DEVICE constexpr Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; 
 // compiler would keep a long loop, and with it an index into registers.
 template <int kValue>
 struct Constant {
+  static constexpr int kIndex = kValue;
   RLK_DEVICE constexpr operator int() const { return kValue; }
 };
 template <int kEnd, int kBegin = 0, class Body>

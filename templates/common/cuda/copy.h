@@ -7,6 +7,7 @@ namespace rlk {
 // Copies rows of any strides into aligned, zero-padded ones. Element
 // (r, c) of the copy is at `to + r * pitch + c`; r counts the leading axes in row-major order.
 constexpr int kCudaCopyAxes = 8;
+constexpr int kCopyTileRows = 128;
 struct CudaCopy {
   const void* from;
   void* to;
@@ -15,7 +16,9 @@ struct CudaCopy {
   int num_axes;  // leading axes; sizes[i] and strides[i], outermost first
   long long sizes[kCudaCopyAxes], strides[kCudaCopyAxes];
   int element_bytes;            // 1, 2, 4, 8, or 16 of aligned rows
-  const long long* rows;        // copy row rows[i] to row i, i < *num_active; null: every row
+  // Copy row rows[i] to row i, i < *num_active, and zeros up to whole tiles, within num_rows; null:
+  // every row.
+  const long long* rows;
   const long long* num_active;  // null with rows
   int skipped_if_all;           // nothing is copied where all rows are active
 };

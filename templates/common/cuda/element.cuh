@@ -28,6 +28,11 @@ struct Element<kBfloat16> {
   static RLK_DEVICE void store_pair(unsigned to, float x, float y) {
     st_shared_u32(to, cvt_rn_bf16x2(x, y));
   }
+  // Two, as they are side by side in memory.
+  static RLK_DEVICE unsigned pack(float x, float y) { return cvt_rn_bf16x2(x, y); }
+  static RLK_DEVICE float2 unpack(unsigned bits) {
+    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
+  }
   static RLK_DEVICE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     mma_m16n8k16_bf16(c, a, b0, b1);
   }
@@ -40,6 +45,11 @@ struct Element<kFloat16> {
   static RLK_DEVICE Bits16 from_float(float x) { return cvt_rn_f16(x); }
   static RLK_DEVICE void store_pair(unsigned to, float x, float y) {
     st_shared_u32(to, cvt_rn_f16x2(x, y));
+  }
+  // Two, as they are side by side in memory.
+  static RLK_DEVICE unsigned pack(float x, float y) { return cvt_rn_f16x2(x, y); }
+  static RLK_DEVICE float2 unpack(unsigned bits) {
+    return {cvt_f32_f16(static_cast<Bits16>(bits)), cvt_f32_f16(static_cast<Bits16>(bits >> 16))};
   }
   static RLK_DEVICE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     mma_m16n8k16_f16(c, a, b0, b1);

@@ -180,10 +180,10 @@ class LoopSm90 {
     }
     sync_cluster();
     if (threadIdx.x < 128) {
-      if constexpr (kGroups == 2) setmaxnreg_dec<40>();
+      if constexpr (kGroups == 2) setmaxnreg_dec<24>();
       if (threadIdx.x == 0) produce(work, shared, shared_address(stages), epilogue);
     } else {
-      if constexpr (kGroups == 2) setmaxnreg_inc<232>();
+      if constexpr (kGroups == 2) setmaxnreg_inc<240>();
       consume(work, shared, shared_address(stages), epilogue);
     }
     // The shared memory of a block that has ended is nobody's to write or to arrive at.
@@ -281,12 +281,11 @@ class LoopSm90 {
   static RLK_DEVICE void consume(const Work& work, Shared& shared, unsigned stages,
                                  Epilogue& epilogue) {
     LoopSm90 tile;
-    const int group = tile.group();
     tile.row0_ = tile.first_row() + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4;
     const int num_steps = (work.num_k + kK - 1) / kK;
     Turn<kStages> stage;
-    unsigned number = kPingPong ? group : 0;  // of the tile, among those published
-    if (kPingPong && group == 1) {
+    unsigned number = kPingPong ? tile.group() : 0;  // of the tile, among those published
+    if (kPingPong && tile.group() == 1) {
       stage.advance(num_steps);
       bar_arrive(1, 256);  // the other one may begin
     }
@@ -302,18 +301,18 @@ class LoopSm90 {
       epilogue.begin(tile, position);
       if constexpr (Epilogue::kLoads) epilogue.load(tile, position);
       // In ping-pong the tensor cores are one warpgroup's at a time, in the order of the copies.
-      if (kPingPong) bar_sync(1 + group, 256);
+      if (kPingPong) bar_sync(1 + tile.group(), 256);
       if constexpr (kCols == 192) {
         const int num_cols = epilogue.num_cols(position);
         if (num_cols <= 64) {
-          tile.template multiply<64, Epilogue::kLoads>(shared, stages, num_steps, stage, group);
+          tile.template multiply<64, Epilogue::kLoads>(shared, stages, num_steps, stage);
         } else if (num_cols <= 128) {
-          tile.template multiply<128, Epilogue::kLoads>(shared, stages, num_steps, stage, group);
+          tile.template multiply<128, Epilogue::kLoads>(shared, stages, num_steps, stage);
         } else {
-          tile.template multiply<kCols, Epilogue::kLoads>(shared, stages, num_steps, stage, group);
+          tile.template multiply<kCols, Epilogue::kLoads>(shared, stages, num_steps, stage);
         }
       } else {
-        tile.template multiply<kCols, Epilogue::kLoads>(shared, stages, num_steps, stage, group);
+        tile.template multiply<kCols, Epilogue::kLoads>(shared, stages, num_steps, stage);
       }
       if (kPingPong) stage.advance(num_steps);
       epilogue.end(tile, position);
@@ -337,16 +336,15 @@ class LoopSm90 {
 
   // Of the tile's first kN columns. kAdds: to what the accumulators are.
   template <int kN, bool kAdds>
-  RLK_DEVICE void multiply(Shared& shared, unsigned stages, int num_steps, Turn<kStages>& stage,
-                           int group) {
+  RLK_DEVICE void multiply(Shared& shared, unsigned stages, int num_steps, Turn<kStages>& stage) {
     constexpr int kBlocks = kRowsOfGroup / 64;
-    const unsigned offset_a = (kPingPong ? 0 : group) * (kRowsOfGroup * kBoxK * 2);
+    const unsigned offset_a = (kPingPong ? 0 : group()) * (kRowsOfGroup * kBoxK * 2);
     int before = stage.index;
     int step = opaque(0);  // the compiler serializes wgmma where it knows of one step alone
 #pragma unroll 1
     do {  // there is a first step: without it accumulators would have values of two origins
       mbarrier_wait(shared_address(&shared.full[stage.index]), stage.parity);
-      if (kPingPong && step + 1 == num_steps) bar_arrive(1 + (group ^ 1), 256);
+      if (kPingPong && step + 1 == num_steps) bar_arrive(1 + (group() ^ 1), 256);
       wgmma_fence();
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {

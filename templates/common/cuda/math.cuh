@@ -12,6 +12,19 @@ constexpr float kLog2E = 1.44269504088896341f;
 // e^x for x <= 0: exp(0) is exactly 1, results below 2^-126 are 0, NaN stays NaN.
 RLK_DEVICE float exp_f32(float x) { return ex2_approx(x * kLog2E); }
 
+// e^x - 1 for x <= 0 to within 2 ulp; -inf gives -1, NaN stays NaN.
+RLK_DEVICE float expm1_f32(float x) {
+  if (x < -0.5f) return exp_f32(x) - 1.0f;
+  float p = 2.4801587e-5f;  // 1 / 8!
+  p = fma_rn(p, x, 1.9841270e-4f);
+  p = fma_rn(p, x, 1.3888889e-3f);
+  p = fma_rn(p, x, 8.3333333e-3f);
+  p = fma_rn(p, x, 4.1666667e-2f);
+  p = fma_rn(p, x, 1.6666667e-1f);
+  p = fma_rn(p, x, 0.5f);
+  return fma_rn(p * x, x, x);
+}
+
 // Natural logarithm of x: 0 -> -inf, NaN -> NaN, inf -> inf; log(1) is exactly 0. x is 0 or normal.
 RLK_DEVICE float log_f32(float x) {
   const int i = __float_as_int(x);

@@ -16,6 +16,7 @@ struct Raster {
   unsigned rows, cols;  // tiles; 32 bits hold their product
   unsigned group_rows;
 
+  Raster() = default;
   RLK_DEVICE Raster(Int64 rows, Int64 cols, int group_rows)
       : rows(static_cast<unsigned>(rows)),
         cols(static_cast<unsigned>(cols)),

@@ -77,4 +77,22 @@ RLK_DEVICE void store_tile(Loop& tile, const StoreBounds& bounds, void* shared,
   }
 }
 
+// Calls use(accumulator, x) for each accumulator of a tile of LoopSm80 or LoopFp32, x being what
+// lies at its place in fp32 memory, or 0 beyond the real rows and columns.
+template <class Loop, class RowStart, class Use>
+RLK_DEVICE void for_each_in_memory(Loop& tile, int num_rows, int num_cols, RowStart row_start,
+                                   Use use) {
+#pragma unroll
+  for (int i = 0; i < Loop::kRowsOfThread; ++i) {
+    const int row = tile.row(i), cols = row < num_rows ? num_cols : 0;
+    const float* const from = row_start(row);
+#pragma unroll
+    for (int j = 0; j < Loop::kPairsOfThread; ++j) {
+      const int col = tile.col(j);
+      use(tile.at(i, j, 0), ld_global_if(from + col, col < cols));
+      use(tile.at(i, j, 1), ld_global_if(from + col + 1, col + 1 < cols));
+    }
+  }
+}
+
 }  // namespace rlk

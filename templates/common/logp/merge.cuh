@@ -7,8 +7,6 @@
 
 namespace rlk {
 
-RLK_DEVICE LogpLeaves<kLogpLeaf> leaves_of(const LogpCudaRows& a) { return {vocab(a)}; }
-
 RLK_DEVICE void report_target(const LogpCudaRows& a, Int64 row, Int64 id) {
   DeviceError& error = *a.error;
   if (!begin_report(error)) return;

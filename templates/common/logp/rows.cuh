@@ -10,6 +10,7 @@
 namespace rlk {
 
 RLK_DEVICE Int64 vocab(const LogpCudaRows& a) { return kV >= 0 ? kV : a.vocab; }
+RLK_DEVICE LogpLeaves<kLogpLeaf> leaves_of(const LogpCudaRows& a) { return {vocab(a)}; }
 // Constant of the templates kStats: 1: statistics of the logits are asked for; 0: they are not; -1:
 // run-time, where arrays are given. The same in all threads of a launch.
 constexpr bool kMayHaveStats = kStats != 0;
@@ -55,6 +56,11 @@ RLK_DEVICE void write_neutral(const LogpCudaRows& a, Int64 row) {
 RLK_DEVICE float upstream(const LogpCudaArray& grad, Int64 row) {
   return grad.data ? read_float(grad.data, row * grad.stride, grad.type) : 0.0f;
 }
+// A row without is not active in a backward.
+RLK_DEVICE bool has_upstream(const LogpCudaRows& a, Int64 row) {
+  return upstream(a.grad, row) != 0.0f || upstream(a.grad_entropy, row) != 0.0f ||
+         upstream(a.grad_lse, row) != 0.0f;
+}
 
 // Lists the active rows, ascending, in one block of 1024 threads. Gives the others, in the forward,
 // their neutral values. Four rows a thread at once, so that their loads overlap.
@@ -72,7 +78,8 @@ RLK_DEVICE void list_active_rows(const LogpCudaRows& a, bool forward) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const Int64 row = first + part * 1024 + threadIdx.x;
-      active[part] = row < a.num_rows && is_active(a, row, target_of(a, row));
+      active[part] = row < a.num_rows && is_active(a, row, target_of(a, row)) &&
+                     (forward || has_upstream(a, row));
     }
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {

@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward's products by the loop of sm_90a; see kernel.cuh.
+#pragma once
+
+#include "linear_logp/logits_sm90.cuh"
+
+namespace rlk {
+
+// --- dZ: a tile of logits, turned in registers.
+
+struct GradRowsSm90 {
+  float max[Sm90Loop::kRowsOfGroup], log_sum[Sm90Loop::kRowsOfGroup];
+  float all[Sm90Loop::kRowsOfGroup], exact[Sm90Loop::kRowsOfGroup];
+};
+
+class MakeGradLogits : public LogitsSm90 {
+ public:
+  GradRowsSm90 (&rows)[2];
+  volatile PlaceSm90 (&places)[2];  // in memory, as the epilogue leaves no registers for it
+  unsigned slabs;
+
+  RLK_DEVICE MakeGradLogits(const LogitsSm90& logits, GradRowsSm90 (&rows)[2],
+                            volatile PlaceSm90 (&places)[2], unsigned slabs)
+      : LogitsSm90(logits), rows(rows), places(places), slabs(slabs) {}
+
+  RLK_DEVICE void begin(Sm90Loop& tile, TilePosition at) {
+    load_values(tile, at, cols_of(at));
+    const int t = tile.thread_of_group();
+    if (t == 0) {
+      const int row0 = first_row_of(at), leaf = static_cast<int>(at.col);
+      volatile PlaceSm90& place = places[tile.group()];
+      place.first = static_cast<Sm90Type*>(a.wave.grad_logits) + row0 * a.wave.pitch +
+                    column_of_leaf(a, leaf);
+      place.num_rows = static_cast<int>(min<Int64>(a.num_rows - row0, Sm90Loop::kRows));
+      place.num_cols = width_of_leaf(a, leaf);
+    }
+    if (t >= Sm90Loop::kRowsOfGroup) return;
+    const LinearLogpRowGrad grad = row_grad(first_row_of(at) + tile.first_row() + t);
+    GradRowsSm90& own = rows[tile.group()];
+    own.max[t] = grad.max;
+    own.log_sum[t] = grad.log_sum;
+    own.all[t] = grad.of.all;
+    own.exact[t] = grad.exact;
+  }
+
+  RLK_DEVICE void end(Sm90Loop& tile, TilePosition at) {
+    const LogitsSm90Values& s = shared[tile.group()];
+    tile.sync_group();
+    if (is_made_of_exponentials(a)) {
+      make_logits(tile, s, num_cols(at));
+      unrolled<Sm90Loop::kRowsOfThread>([&](auto i) { find_factor(tile, i); });
+      __syncwarp();
+      return store(tile, [&](auto i) {
+        const Exponentials row = exponentials(tile, s, i);
+        return [&tile, i, row](int j) { return row.turn(tile.at(i, j, 0), tile.at(i, j, 1), j); };
+      });
+    }
+    if constexpr (kMayTakeLogits) {
+      start_logits(tile, s);
+      unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
+        if (has_cap_argument(a)) {
+          turn_logits<true>(tile, s, at, i);
+        } else {
+          turn_logits<false>(tile, s, at, i);
+        }
+      });
+      set_tail(tile, num_cols(at), 0.0f);
+      store(tile, [&](auto i) {
+        return [&tile, i](int j) { return float2{tile.at(i, j, 0), tile.at(i, j, 1)}; };
+      });
+    }
+  }
+
+ private:
+  static RLK_DEVICE int first_row_of(TilePosition at) {
+    return static_cast<int>(at.row) * Sm90Loop::kRows;
+  }
+  // A row of the tile that nobody asked for gives zeros: its hidden row is zero.
+  RLK_DEVICE LinearLogpRowGrad row_grad(int row) const {
+    if (row < num_rows) return a.row_grad[row];
+    return {{0.0f, 0.0f, 0.0f}, 0.0f, 0.0f, infinity()};
+  }
+
+  template <class Turn>
+  RLK_DEVICE void store(Sm90Loop& tile, Turn turn) {
+    const volatile PlaceSm90& place = places[tile.group()];
+    SlabSm90::store<kSm90Type>(
+        tile, slabs, place.num_rows, place.num_cols, true,
+        [&](int row) { return static_cast<Sm90Type*>(place.first) + row * a.wave.pitch; }, turn);
+  }
+
+  // A row's logits as dZ.
+  struct Exponentials {
+    float base, factor, exact;
+    int target;  // element of the thread, or below 0
+    RLK_DEVICE float2 turn(float x, float y, int j) const {
+      const float2 kept = Element<kSm90Type>::unpack(
+          pack_exponentials<kSm90Type>(exp_f32(x - base), exp_f32(y - base)));
+      return {target == 2 * j ? exact : kept.x * factor,
+              target == 2 * j + 1 ? exact : kept.y * factor};
+    }
+  };
+  // Leaves the maximum of a row's leaf, and what its exponentials become dZ by, where the row's
+  // maximum and `all` were.
+  template <class Index>
+  RLK_DEVICE void find_factor(Sm90Loop& tile, Index i) {
+    volatile GradRowsSm90& own = rows[tile.group()];
+    const int row = tile.row(i) - tile.first_row();
+    const float max = row_max(tile, i);
+    const float factor =
+        exponential_factor<kSm90Type>(max, own.max[row], own.log_sum[row], own.all[row]);
+    __syncwarp();
+    if (thread_index() % 4 != 0) return;
+    own.max[row] = base_of(max);
+    own.all[row] = factor;
+  }
+  template <class Index>
+  RLK_DEVICE Exponentials exponentials(Sm90Loop& tile, const LogitsSm90Values& s, Index i) const {
+    const volatile GradRowsSm90& own = rows[tile.group()];
+    const volatile LogitsSm90Values& values = s;
+    const int row = tile.row(i) - tile.first_row();
+    return {own.max[row], own.all[row], own.exact[row], tile.element(values.target[row])};
+  }
+
+  template <bool kCap, class Index>
+  RLK_DEVICE void turn_logits(Sm90Loop& tile, const LogitsSm90Values& s, TilePosition at, Index i) {
+    const int row = tile.row(i) - tile.first_row();
+    const LinearLogpRowGrad grad = row_grad(first_row_of(at) + tile.row(i));
+    const float scale = s.scale[row], none = no_gradient(grad.max);
+    const int target = tile.element(s.target[row]);
+#pragma unroll
+    for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float slope = 1.0f;
+        const float z = finish_logit<kCap>(a, tile.at(i, j, e), scale, slope);
+        tile.at(i, j, e) = logit_gradient<kCap>(z, slope, grad.max, grad.log_sum, grad.of,
+                                                target == 2 * j + e, none);
+      }
+    }
+  }
+};
+
+RLK_DEVICE void make_dz_sm90(const Args& a, const LinearLogpCudaGradMaps& maps) {
+  __shared__ Sm90Loop::Shared barriers;
+  __shared__ LogitsSm90Values values[2];
+  __shared__ GradRowsSm90 rows[2];
+  __shared__ volatile PlaceSm90 places[2];
+  __shared__ int shared_num_rows;  // in memory, as the epilogue leaves no register for it
+  const int num_rows = static_cast<int>(num_active(a));
+  if (threadIdx.x == 0) shared_num_rows = num_rows;
+  // Without an active row one tile of zeros, which the product over rows reads.
+  const Raster raster(ceil_div(num_rows ? num_rows : 1, Sm90Loop::kRows),
+                      a.wave.num_segments * a.wave.num_leaves, a.group_tiles);
+  const TensorMap& hidden = num_active(a) < a.num_rows ? maps.gathered : maps.hidden;
+  MakeGradLogits turn({a, values, 0, shared_num_rows}, rows, places,
+                      shared_address(stages) + Sm90Loop::kSharedBytes);
+  Sm90Loop::run({hidden, maps.weight, static_cast<int>(dim(a)), raster, a.next_tile}, barriers,
+                stages, turn);
+}
+
+// --- dZ from exponentials that were kept, in place where dZ has their memory.
+
+// A warp takes 256 columns, all rows or a part of them. Active rows move up: where a row is written
+// the one that lay there was read before, as rows are taken in order and by one warp.
+RLK_DEVICE void turn_kept(const Args& a) {
+  constexpr int kRowsAtOnce = 8;
+  const int strips = static_cast<int>(ceil_div(a.wave.width, kLinearLogpKeptStrip));
+  const int strip = static_cast<int>(blockIdx.x) * 8 + static_cast<int>(threadIdx.x) / 32;
+  const int segment = strip / strips;
+  const int col = (strip - segment * strips) * kLinearLogpKeptStrip + thread_index() % 32 * 8;
+  const Int64 count = num_active(a), filled = min(filled_rows(count), a.num_rows);
+  Int64 first = 0, end = filled;
+  if (count == a.num_rows) {
+    const Int64 part = ceil_div(filled, gridDim.y);
+    first = blockIdx.y * part;
+    end = min(first + part, filled);
+  } else if (blockIdx.y > 0) {
+    return;
+  }
+  if (segment >= a.wave.num_segments || col >= a.wave.width) return;
+  const WaveSegment columns = wave_segment(a, segment);
+  const Sm90Type* const from =
+      static_cast<const Sm90Type*>(a.kept.data) + (a.wave.first_segment + segment) * a.kept.step;
+  const Int64 max_at = a.kept.width + col / kLogpLeaf * 2;
+  Sm90Type* const to = static_cast<Sm90Type*>(a.wave.grad_logits) + segment * a.wave.step + col;
+#pragma unroll 1
+  for (; first < end; first += kRowsAtOnce) {
+    unsigned x[kRowsAtOnce][4];
+    float max[kRowsAtOnce];
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      const Int64 row = call_row(a, min(first + r, count > 0 ? count - 1 : 0));
+      const Sm90Type* const kept = from + row * a.kept.pitch;
+      if (first + r < count) {
+        ld_stream(x[r], kept + col);
+        max[r] = *reinterpret_cast<const float*>(kept + max_at);
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      if (first + r >= end) break;
+      if (first + r >= count) {
+        st_global(to + (first + r) * a.wave.pitch, {0, 0, 0, 0});
+        continue;
+      }
+      const LinearLogpRowGrad grad = a.row_grad[first + r];
+      const float factor =
+          exponential_factor<kSm90Type>(max[r], grad.max, grad.log_sum, grad.of.all);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 kept = Element<kSm90Type>::unpack(x[r][i]);
+        x[r][i] = Element<kSm90Type>::pack(kept.x * factor, kept.y * factor);
+      }
+      st_global(to + (first + r) * a.wave.pitch, x[r]);
+      const Int64 target = target_of(a, call_row(a, first + r)) - columns.begin - col;
+      if (target >= 0 && target < 8 && col + target < columns.cols) {
+        to[(first + r) * a.wave.pitch + target] = Element<kSm90Type>::from_float(grad.exact);
+      }
+    }
+  }
+}
+
+// --- Both gradients.
+
+struct GradientSm90Shape {
+  static constexpr int kRows = kLinearLogpSm90GradientRows, kCols = kLinearLogpSm90GradientCols;
+  static constexpr int kBoxes = 1, kStages = kLinearLogpSm90GradientStages, kGroups = 2;
+  static constexpr int kCluster = 1;
+  static constexpr bool kPingPong = false, kDynamic = false;
+};
+template <Major kMajorA>
+using GradientSm90Loop = LoopSm90<kSm90Type, GradientSm90Shape, kMajorA, Major::kLanes>;
+
+// Sums over a segment's columns, of a tile of grad_hidden.
+class SegmentSums {
+ public:
+  using Loop = GradientSm90Loop<Major::kTerms>;
+  static constexpr bool kLoads = true;
+  const Args& a;
+  PlaceSm90 (&places)[2];
+  unsigned slabs;
+  int num_rows, col_tiles;  // of the strip; of a segment
+
+  RLK_DEVICE int num_cols(TilePosition) const { return Loop::kCols; }
+  RLK_DEVICE TileSource source(TilePosition at) const {
+    const int segment = static_cast<int>(at.col) / col_tiles;
+    return {static_cast<int>(a.first_row) + static_cast<int>(at.row) * Loop::kRows,
+            (static_cast<int>(at.col) - segment * col_tiles) * Loop::kCols, segment * a.wave.step,
+            static_cast<int>(wave_segment(a, segment).begin)};
+  }
+  RLK_DEVICE void begin(Loop& tile, TilePosition at) {
+    tile.sync_group();  // the last tile's place was read
+    if (tile.thread_of_group() == 0) {
+      const int segment = static_cast<int>(at.col) / col_tiles, col0 = source(at).lane_b;
+      const int row0 = static_cast<int>(at.row) * Loop::kRows;
+      places[tile.group()] = {a.segment_sums + (segment * a.strip_rows + row0) * a.sum_pitch + col0,
+                              num_rows - row0,
+                              static_cast<int>(min<Int64>(a.sum_pitch - col0, Loop::kCols))};
+    }
+    tile.sync_group();
+  }
+  RLK_DEVICE auto row_start(const PlaceSm90& place) const {
+    return [first = static_cast<float*>(place.first), pitch = a.sum_pitch](int row) {
+      return first + row * pitch;
+    };
+  }
+  RLK_DEVICE void load(Loop& tile, TilePosition) {
+    const PlaceSm90& place = places[tile.group()];
+    for_each_in_memory_sm90(tile, a.wave.first_leaf > 0 ? place.num_rows : 0, place.num_cols,
+                            row_start(place), [](float& sum, float x) { sum = x; });
+  }
+  RLK_DEVICE void end(Loop& tile, TilePosition) {
+    const PlaceSm90& place = places[tile.group()];
+    SlabSm90::store<kFloat32>(tile, slabs, place.num_rows, place.num_cols, true, row_start(place));
+  }
+};
+
+RLK_DEVICE void make_dh_sm90(const Args& a, const LinearLogpCudaGradMaps& maps) {
+  using Loop = SegmentSums::Loop;
+  __shared__ Loop::Shared barriers;
+  __shared__ PlaceSm90 places[2];
+  const Int64 left = min(num_active(a) - a.first_row, a.strip_rows);
+  const int num_rows = left > 0 ? static_cast<int>(left) : 0;
+  const int col_tiles = static_cast<int>(ceil_div(dim(a), Loop::kCols));
+  const Raster raster(ceil_div(num_rows, Loop::kRows), a.wave.num_segments * col_tiles,
+                      a.group_tiles);
+  SegmentSums sums{a, places, shared_address(stages) + Loop::kSharedBytes, num_rows, col_tiles};
+  Loop::run({maps.grad_logits, maps.weight_lanes, a.wave.width, raster, nullptr}, barriers, stages,
+            sums);
+}
+
+// A tile of grad_weight.
+class WeightSums {
+ public:
+  using Loop = GradientSm90Loop<Major::kLanes>;
+  static constexpr bool kLoads = false;
+  const Args& a;
+  PlaceSm90 (&places)[2];
+  unsigned slabs;
+  int row_tiles;  // of a segment
+
+  RLK_DEVICE int num_cols(TilePosition) const { return Loop::kCols; }
+  RLK_DEVICE TileSource source(TilePosition at) const {
+    const int segment = static_cast<int>(at.row) / row_tiles;
+    const int row0 = (static_cast<int>(at.row) - segment * row_tiles) * Loop::kRows;
+    return {segment * a.wave.step + row0, static_cast<int>(at.col) * Loop::kCols};
+  }
+  RLK_DEVICE void begin(Loop& tile, TilePosition at) {
+    tile.sync_group();  // the last tile's place was read
+    if (tile.thread_of_group() == 0) {
+      const int segment = static_cast<int>(at.row) / row_tiles;
+      const int row0 = (static_cast<int>(at.row) - segment * row_tiles) * Loop::kRows;
+      const int col0 = static_cast<int>(at.col) * Loop::kCols;
+      const WaveSegment columns = wave_segment(a, segment);
+      const Int64 first = (columns.begin + row0) * a.grad_weight_row_stride + col0;
+      places[tile.group()] = {
+          static_cast<char*>(a.grad_weight) + first * (a.adds_weight ? 4 : int{sizeof(Sm90Type)}),
+          columns.cols - row0, static_cast<int>(min<Int64>(dim(a) - col0, Loop::kCols))};
+    }
+    tile.sync_group();
+  }
+  RLK_DEVICE void end(Loop& tile, TilePosition) {
+    if (kSm90Type == kFloat16) {
+      const float factor = power_of_two(-*a.call_shift);
+      unrolled<Loop::kRowsOfThread>([&](auto i) {
+#pragma unroll
+        for (int j = 0; j < Loop::kPairsOfThread; ++j) {
+          tile.at(i, j, 0) = tile.at(i, j, 0) * factor;
+          tile.at(i, j, 1) = tile.at(i, j, 1) * factor;
+        }
+      });
+    }
+    if (!a.adds_weight) return store<kSm90Type>(tile);
+    const PlaceSm90& place = places[tile.group()];
+    for_each_in_memory_sm90(tile, place.num_rows, place.num_cols, row_start<float>(place),
+                            [](float& sum, float x) { sum = x + sum; });
+    store<kFloat32>(tile);
+  }
+
+ private:
+  template <class Stored>
+  RLK_DEVICE auto row_start(const PlaceSm90& place) const {
+    return [first = static_cast<Stored*>(place.first), pitch = a.grad_weight_row_stride](int row) {
+      return first + row * pitch;
+    };
+  }
+  template <int kType>
+  RLK_DEVICE void store(Loop& tile) {
+    const PlaceSm90& place = places[tile.group()];
+    SlabSm90::store<kType>(
+        tile, slabs, place.num_rows, place.num_cols,
+        stores_whole_chunks<kType>(a.grad_weight, a.grad_weight_row_stride, dim(a)),
+        row_start<typename Element<kType>::Type>(place));
+  }
+};
+
+RLK_DEVICE void make_dw_sm90(const Args& a, const LinearLogpCudaGradMaps& maps) {
+  using Loop = WeightSums::Loop;
+  __shared__ Loop::Shared barriers;
+  __shared__ PlaceSm90 places[2];
+  const int num_rows = static_cast<int>(num_active(a));
+  const int row_tiles = static_cast<int>(ceil_div(a.wave.width, Loop::kRows));
+  const Raster raster(a.wave.num_segments * row_tiles, ceil_div(dim(a), Loop::kCols),
+                      a.group_tiles);
+  const TensorMap& hidden = num_rows < a.num_rows ? maps.gathered_lanes : maps.hidden_lanes;
+  WeightSums sums{a, places, shared_address(stages) + Loop::kSharedBytes, row_tiles};
+  Loop::run({maps.grad_logits_lanes, hidden, num_rows ? num_rows : 1, raster, nullptr}, barriers,
+            stages, sums);
+}
+
+}  // namespace rlk
