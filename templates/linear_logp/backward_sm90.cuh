@@ -224,19 +224,22 @@ RLK_DEVICE void turn_kept(const Args& a) {
 
 // --- Both gradients.
 
+template <bool kOfWeight>
 struct GradientSm90Shape {
-  static constexpr int kRows = kLinearLogpSm90GradientRows, kCols = kLinearLogpSm90GradientCols;
-  static constexpr int kBoxes = 1, kStages = kLinearLogpSm90GradientStages, kGroups = 2;
-  static constexpr int kCluster = 1;
-  static constexpr bool kPingPong = false, kDynamic = false;
+  static constexpr LinearLogpSm90GradientTile kTile =
+      kOfWeight ? kLinearLogpSm90WeightTile : kLinearLogpSm90HiddenTile;
+  static constexpr int kRows = kTile.rows, kCols = kTile.cols, kBoxes = 1;
+  static constexpr int kStages = kTile.stages, kGroups = 2, kCluster = 1;
+  static constexpr bool kPingPong = kTile.ping_pong, kDynamic = false;
 };
-template <Major kMajorA>
-using GradientSm90Loop = LoopSm90<kSm90Type, GradientSm90Shape, kMajorA, Major::kLanes>;
+template <bool kOfWeight>
+using GradientSm90Loop = LoopSm90<kSm90Type, GradientSm90Shape<kOfWeight>,
+                                  kOfWeight ? Major::kLanes : Major::kTerms, Major::kLanes>;
 
 // Sums over a segment's columns, of a tile of grad_hidden.
 class SegmentSums {
  public:
-  using Loop = GradientSm90Loop<Major::kTerms>;
+  using Loop = GradientSm90Loop<false>;
   static constexpr bool kLoads = true;
   const Args& a;
   PlaceSm90 (&places)[2];
@@ -294,14 +297,16 @@ RLK_DEVICE void make_dh_sm90(const Args& a, const LinearLogpCudaGradMaps& maps) 
 // A tile of grad_weight.
 class WeightSums {
  public:
-  using Loop = GradientSm90Loop<Major::kLanes>;
+  using Loop = GradientSm90Loop<true>;
   static constexpr bool kLoads = false;
   const Args& a;
   PlaceSm90 (&places)[2];
   unsigned slabs;
   int row_tiles;  // of a segment
 
-  RLK_DEVICE int num_cols(TilePosition) const { return Loop::kCols; }
+  RLK_DEVICE int num_cols(TilePosition at) const {
+    return static_cast<int>(dim(a)) - static_cast<int>(at.col) * Loop::kCols;
+  }
   RLK_DEVICE TileSource source(TilePosition at) const {
     const int segment = static_cast<int>(at.row) / row_tiles;
     const int row0 = (static_cast<int>(at.row) - segment * row_tiles) * Loop::kRows;

@@ -56,14 +56,20 @@ constexpr LinearLogpSm90Tile linear_logp_sm90_grad_tile(bool takes_logits) {
                       : LinearLogpSm90Tile{"", 128, 5, true, true};
 }
 
-// Both gradients by that loop, and what a tile of them and of dZ is stored through.
-constexpr int kLinearLogpSm90GradientRows = 128, kLinearLogpSm90GradientCols = 256;
-constexpr int kLinearLogpSm90GradientStages = 4;
+// What a tile of a backward, or of exponentials that are kept, is stored through.
 constexpr int kLinearLogpSm90StoreBytes = 8 * kSm90SlabBytes;
-constexpr int kLinearLogpSm90GradientBytes =
-    (kLinearLogpSm90GradientRows + kLinearLogpSm90GradientCols) * 64 *
-        kLinearLogpSm90GradientStages * 2 +
-    kLinearLogpSm90StoreBytes;
+
+// Tiles of the gradients by that loop. That of the weight has few terms where there are few rows,
+// so its stores are hidden behind the product of another tile.
+struct LinearLogpSm90GradientTile {
+  int rows, cols, stages;
+  bool ping_pong;
+  constexpr int shared_bytes() const {
+    return (rows + cols) * 64 * stages * 2 + kLinearLogpSm90StoreBytes;
+  }
+};
+constexpr LinearLogpSm90GradientTile kLinearLogpSm90HiddenTile{128, 256, 4, false};
+constexpr LinearLogpSm90GradientTile kLinearLogpSm90WeightTile{128, 192, 5, true};
 
 // Rows of a block of the forward's merge; each has a warp.
 constexpr int kLinearLogpMergeRows = 16;

@@ -11,7 +11,8 @@ namespace rlk {
 namespace {
 
 constexpr Int64 k_partial_bytes = Int64{56} << 20;  // of a forward's strip, at most
-constexpr Int64 k_strip_bytes = Int64{64} << 20;    // of the sums of a backward's strip, about
+// Of the sums of a backward's strip where exponentials were kept, which took the memory.
+constexpr Int64 k_strip_bytes = Int64{64} << 20;
 constexpr Int64 k_few_rows = 1024;    // of a backward's strip, at least: they fill a card
 constexpr Int64 k_least_leaves = 22;  // of a wave, so that sums between waves cost little
 
@@ -216,7 +217,7 @@ class Planner {
     args().strip_rows = rows;
     if (is_in_place || fits(segments)) {
       args().strip_rows =
-          strip_of_sums(rows, is_in_place ? 0 : budget - bytes.all(0), bytes.strip_row);
+          strip_of_sums(rows, is_in_place ? k_strip_bytes : budget - bytes.all(0), bytes.strip_row);
     } else {
       const Int64 leaf_bytes = rows * kLogpLeaf * plan_.element_bytes;
       const Int64 most =
@@ -243,7 +244,7 @@ class Planner {
   // Rows whose sums lie in memory at once: strips of like size, of whole tiles.
   static Int64 strip_of_sums(Int64 rows, Int64 bytes, Int64 row_bytes) {
     if (row_bytes == 0) return rows;
-    const Int64 most = std::max(std::min(bytes, k_strip_bytes) / row_bytes, k_few_rows);
+    const Int64 most = std::max(bytes / row_bytes, k_few_rows);
     const Int64 strips = ceil_div(rows, most);
     return round_up(ceil_div(rows, strips), kCopyTileRows);
   }

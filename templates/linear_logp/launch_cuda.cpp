@@ -49,7 +49,7 @@ class Queue {
 
   template <class Args, class Maps = LinearLogpCudaMaps>
   void step(int step, Int64 blocks, int threads, const Args& args, int shared_bytes = 0,
-            const Maps* maps = nullptr, unsigned blocks_y = 1) {
+            const Maps* maps = nullptr, int cluster = 1, unsigned blocks_y = 1) {
     if (blocks == 0) return;
     void* arguments[] = {const_cast<Args*>(&args), const_cast<Maps*>(maps)};
     entry(kernel_, step)
@@ -118,10 +118,11 @@ void check_num_rows_sm90(const LinearLogpCudaArgs& args) {
   }
 }
 
-// As many blocks as run at once; each stays for many tiles.
-Int64 blocks_sm90(Driver& driver, const LinearLogpCall& call, int max_sms) {
+// As many blocks as run at once, in whole clusters; each stays for many tiles.
+Int64 blocks_sm90(Driver& driver, const LinearLogpCall& call, int max_sms, int cluster = 1) {
   const int num_sms = driver.device(call.device.index).num_sms;
-  return max_sms > 0 ? std::min(max_sms, num_sms) : num_sms;
+  const int most = max_sms > 0 ? std::min(max_sms, num_sms) : num_sms;
+  return Int64{std::max(most / cluster, 1)} * cluster;
 }
 
 // Maps with boxes of 64 columns and `rows` rows.
@@ -133,11 +134,11 @@ class Mapper {
     make_tensor_map(&map, driver_, device_, dtype_, matrix, rows);
   }
   // Of the operands of logits.
-  void map(LinearLogpCudaMaps& maps, const CudaPlan& plan, int rows) const {
-    map(maps.hidden, plan.hidden, rows);
+  void map(LinearLogpCudaMaps& maps, const CudaPlan& plan, const LinearLogpSm90Tile& tile) const {
+    map(maps.hidden, plan.hidden, tile.rows);
     maps.gathered = maps.hidden;
-    if (plan.gathered.data != plan.hidden.data) map(maps.gathered, plan.gathered, rows);
-    map(maps.weight, weight(plan), kLogpLeaf);
+    if (plan.gathered.data != plan.hidden.data) map(maps.gathered, plan.gathered, tile.rows);
+    map(maps.weight, weight(plan), kLogpLeaf / tile.cluster);
   }
   static MatrixView weight(const CudaPlan& plan) {
     const auto& args = plan.args;
@@ -153,8 +154,9 @@ class Mapper {
 MainStep main_step_sm90(Driver& driver, const LinearLogpCall& call, const CudaPlan& plan,
                         const LinearLogpSm90Tile& tile, bool keeps, int max_sms) {
   check_num_rows_sm90(plan.args);
-  MainStep main{tile.rows, 384, shared_bytes(tile, keeps), blocks_sm90(driver, call, max_sms)};
-  Mapper(driver, call).map(main.maps, plan, tile.rows);
+  MainStep main{tile.rows_of_cluster(), 384, shared_bytes(tile, keeps),
+                blocks_sm90(driver, call, max_sms, tile.cluster), tile.cluster};
+  Mapper(driver, call).map(main.maps, plan, tile);
   return main;
 }
 
@@ -189,7 +191,7 @@ struct GradSteps {
   struct Tiles {
     int rows, cols, threads, shared_bytes;
   };
-  Tiles logits, gradient;
+  Tiles logits, hidden, weight;
   Int64 most_blocks = std::numeric_limits<Int64>::max();
   LinearLogpCudaGradMaps maps{};
 };
@@ -198,23 +200,26 @@ GradSteps grad_steps(const CudaTile& logits, const CudaTile& gradient, int eleme
   const auto tiles = [&](const CudaTile& tile) {
     return GradSteps::Tiles{tile.rows, tile.cols, tile.threads(), tile.shared_bytes(element_bytes)};
   };
-  return {tiles(logits), tiles(gradient)};
+  return {tiles(logits), tiles(gradient), tiles(gradient)};
 }
 
 GradSteps grad_steps_sm90(Driver& driver, const LinearLogpCall& call, const CudaPlan& plan,
                           const LinearLogpSm90Tile& tile, int max_sms) {
   check_num_rows_sm90(plan.args);
   const auto& args = plan.args;
-  GradSteps steps{
-      {tile.rows, kLogpLeaf, 384, shared_bytes(tile, true)},
-      {kLinearLogpSm90GradientRows, kLinearLogpSm90GradientCols, 384, kLinearLogpSm90GradientBytes},
-      blocks_sm90(driver, call, max_sms)};
+  const auto tiles = [](const LinearLogpSm90GradientTile& of) {
+    return GradSteps::Tiles{of.rows, of.cols, 384, of.shared_bytes()};
+  };
+  GradSteps steps{{tile.rows, kLogpLeaf, 384, shared_bytes(tile, true)},
+                  tiles(kLinearLogpSm90HiddenTile),
+                  tiles(kLinearLogpSm90WeightTile),
+                  blocks_sm90(driver, call, max_sms)};
   const Mapper mapper(driver, call);
   auto& maps = steps.maps;
-  mapper.map(maps, plan, tile.rows);
+  mapper.map(maps, plan, tile);
   const MatrixView grad_logits{args.wave.grad_logits, args.num_rows, args.wave.pitch,
                                args.wave.pitch};
-  mapper.map(maps.grad_logits, grad_logits, kLinearLogpSm90GradientRows);
+  mapper.map(maps.grad_logits, grad_logits, kLinearLogpSm90HiddenTile.rows);
   mapper.map(maps.grad_logits_lanes, grad_logits, 64);
   mapper.map(maps.weight_lanes, Mapper::weight(plan), 64);
   if (args.hidden_shifted != nullptr) {
@@ -232,10 +237,7 @@ GradSteps grad_steps_sm90(Driver& driver, const LinearLogpCall& call, const Cuda
 class Wave {
  public:
   Wave(Queue& queue, LinearLogpCudaArgs& args, const GradSteps& steps)
-      : queue_(queue),
-        args_(args),
-        steps_(steps),
-        dim_tiles_(ceil_div(args.dim, steps.gradient.cols)) {}
+      : queue_(queue), args_(args), steps_(steps) {}
 
   void launch(int element_bytes, bool ends_segments) {
     const auto& wave = args_.wave;
@@ -246,12 +248,12 @@ class Wave {
       step(k_bwd_dz, steps_.logits,
            ceil_div(args_.num_rows, steps_.logits.rows) * wave.num_segments * wave.num_leaves);
     }
-    // As many tiles as run at once, with all columns of the hidden size.
-    args_.group_tiles = static_cast<int>(std::max<Int64>(1, 128 / dim_tiles_));
     if (args_.grad_hidden != nullptr) grad_hidden(ends_segments);
     if (args_.grad_weight != nullptr) {
-      step(k_bwd_dw, steps_.gradient,
-           wave.num_segments * ceil_div(wave.width, steps_.gradient.rows) * dim_tiles_);
+      const auto& tile = steps_.weight;
+      args_.group_tiles = group_of(tile);
+      step(k_bwd_dw, tile,
+           wave.num_segments * ceil_div(wave.width, tile.rows) * ceil_div(args_.dim, tile.cols));
     }
     if (args_.grad_bias != nullptr) {
       queue_.step(k_bwd_db, ceil_div(Int64{wave.num_segments} * wave.width, 32), 256, args_);
@@ -266,17 +268,24 @@ class Wave {
         ceil_div(args_.wave.num_segments * ceil_div(args_.wave.width, kLinearLogpKeptStrip), 8);
     const Int64 parts = std::clamp<Int64>(k_blocks / strips, 1, ceil_div(args_.num_rows, 64));
     queue_.step(k_bwd_turn, strips, 256, args_, 0, static_cast<const LinearLogpCudaMaps*>(nullptr),
-                static_cast<unsigned>(parts));
+                1, static_cast<unsigned>(parts));
   }
   void step(int step, const GradSteps::Tiles& tiles, Int64 num_tiles) {
     queue_.step(step, std::min(num_tiles, steps_.most_blocks), tiles.threads, args_,
                 tiles.shared_bytes, &steps_.maps);
   }
+  // Rows of tiles that run at once with all columns of the hidden size.
+  int group_of(const GradSteps::Tiles& tile) const {
+    return static_cast<int>(std::max<Int64>(1, 128 / ceil_div(args_.dim, tile.cols)));
+  }
   void grad_hidden(bool ends_segments) {
+    const auto& tile = steps_.hidden;
+    args_.group_tiles = group_of(tile);
     for (args_.first_row = 0; args_.first_row < args_.num_rows;
          args_.first_row += args_.strip_rows) {
-      step(k_bwd_dh, steps_.gradient,
-           ceil_div(args_.strip_rows, steps_.gradient.rows) * args_.wave.num_segments * dim_tiles_);
+      step(k_bwd_dh, tile,
+           ceil_div(args_.strip_rows, tile.rows) * args_.wave.num_segments *
+               ceil_div(args_.dim, tile.cols));
       if (ends_segments) queue_.step(k_bwd_join, args_.strip_rows, 256, args_);
     }
   }
@@ -284,7 +293,6 @@ class Wave {
   Queue& queue_;
   LinearLogpCudaArgs& args_;
   const GradSteps& steps_;
-  Int64 dim_tiles_;
 };
 
 void launch_bwd(Queue& queue, CudaPlan& plan, const GradSteps& steps) {
@@ -335,7 +343,8 @@ int linear_logp_cuda_shared_bytes(int x, Target target, jit::Pass pass, int tile
   if (linear_logp_uses_sm90_loop(x, target)) {
     if (pass == jit::Pass::fwd) return shared_bytes(linear_logp_sm90_tile(tile, keeps), keeps);
     return std::max(shared_bytes(linear_logp_sm90_grad_tile(false), true),
-                    kLinearLogpSm90GradientBytes);
+                    std::max(kLinearLogpSm90HiddenTile.shared_bytes(),
+                             kLinearLogpSm90WeightTile.shared_bytes()));
   }
   const int limit = shared_limit_bytes(target);
   const int element_bytes = x == 1 ? 4 : 2;
@@ -366,7 +375,9 @@ void launch_linear_logp_cuda(const LoadedKernel& kernel, const LinearLogpCall& c
 
   const LinearLogpSm90Tile sm90 = sm90_tile(kernel, call.pass);
   CudaLoop loop{logits.rows};
-  if (linear_logp_uses_sm90_loop(x, kernel.target)) loop = {sm90.rows, true, sm90.dynamic};
+  if (linear_logp_uses_sm90_loop(x, kernel.target)) {
+    loop = {sm90.rows_of_cluster(), true, sm90.dynamic};
+  }
 
   Arena sizes(nullptr);
   plan_linear_logp_cuda(sizes, call, loop, settings.workspace_bytes);
