@@ -20,7 +20,6 @@ struct KeepSm90 {
       place;      // num_cols is 0 where nothing is; rows are those of the call, so first is row 0's
   int first_row;  // active row of the tile's first
   float* maximum;  // of row 0
-  float base[Sm90Loop::kRowsOfGroup];
 };
 
 // The epilogue of the loop.
@@ -49,31 +48,46 @@ struct Fold : LogitsSm90 {
     }
     unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
       const float max = row_max(tile, i);
-      const Sums sums = row_sums(tile, i, max);
       if (kMayKeep) keep_maximum(tile, i, max);
+      store_target(tile, s, place, i);
+      const Sums sums = row_sums(tile, i, max);
       const int row = tile.row(i);
-      if (row >= place.num_rows) return;
-      if (thread_index() % 4 == 0) {
-        const Int64 to = place.to + row;
-        a.partial_max[to] = max;
-        a.partial_sum[to] = sums.sum;
-        if (kMayHaveEntropy && a.partial_moment) a.partial_moment[to] = sums.moment;
-      }
-      const int element = tile.element(s.target[row - tile.first_row()]);
-      if (element < 0) return;
-      float z = tile.at(i, 0, 0);
-#pragma unroll
-      for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
-        const float z0 = tile.at(i, j, 0), z1 = tile.at(i, j, 1);
-        z = element == 2 * j ? z0 : z;
-        z = element == 2 * j + 1 ? z1 : z;
-      }
-      a.target_logit[place.first_row + row] = z;
+      if (row >= place.num_rows || thread_index() % 4 != 0) return;
+      const Int64 to = place.to + row;
+      a.partial_max[to] = max;
+      a.partial_sum[to] = sums.sum;
+      if (kMayHaveEntropy && a.partial_moment) a.partial_moment[to] = sums.moment;
     });
     if (kMayKeep) keep_exponentials(tile);
   }
 
  private:
+  // Where a warpgroup's tile lies: in memory, as the epilogue leaves no registers.
+  struct FoldPlace {
+    Int64 to;                 // of the tile's first row in the partials
+    int first_row, num_rows;  // in the strip; real ones of the tile
+    int begin, cols;          // of the leaf
+  };
+  static RLK_DEVICE volatile FoldPlace& places(int group) {
+    __shared__ volatile FoldPlace places[2];
+    return places[group];
+  }
+  // The logit of a row's target, by the thread that has it.
+  template <class Index>
+  RLK_DEVICE void store_target(Sm90Loop& tile, const LogitsSm90Values& s,
+                               const volatile FoldPlace& place, Index i) const {
+    const int row = tile.row(i);
+    const int element = tile.element(s.target[row - tile.first_row()]);
+    if (element < 0 || row >= place.num_rows) return;
+    float z = tile.at(i, 0, 0);
+#pragma unroll
+    for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
+      const float z0 = tile.at(i, j, 0), z1 = tile.at(i, j, 1);
+      z = element == 2 * j ? z0 : z;
+      z = element == 2 * j + 1 ? z1 : z;
+    }
+    a.target_logit[place.first_row + row] = z;
+  }
   RLK_DEVICE void set_keep(Sm90Loop& tile, TilePosition at) {
     if (tile.thread_of_group() != 0) return;
     volatile KeepSm90& own = keep[tile.group()];
@@ -95,7 +109,6 @@ struct Fold : LogitsSm90 {
     volatile KeepSm90& own = keep[tile.group()];
     if (own.place.num_cols == 0 || thread_index() % 4 != 0) return;
     const int row = tile.row(i);
-    own.base[row - tile.first_row()] = base_of(max);
     if (row >= own.place.num_rows) return;
     own.maximum[call_row(a, own.first_row + row) * (a.kept.pitch / 2)] = max;
   }
@@ -109,25 +122,14 @@ struct Fold : LogitsSm90 {
           return static_cast<Sm90Type*>(own.place.first) +
                  call_row(a, own.first_row + row) * a.kept.pitch;
         },
-        [&](auto i) {
-          const float base = own.base[tile.row(i) - tile.first_row()];
-          return [&tile, i, base](int j) {
-            return float2{exp_f32(tile.at(i, j, 0) - base) * kExponentialScale<kSm90Type>,
-                          exp_f32(tile.at(i, j, 1) - base) * kExponentialScale<kSm90Type>};
+        [&tile](auto i) {
+          return [&tile, i](int j) {
+            return float2{tile.at(i, j, 0) * kExponentialScale<kSm90Type>,
+                          tile.at(i, j, 1) * kExponentialScale<kSm90Type>};
           };
         });
   }
 
-  // Where a warpgroup's tile lies: in memory, as the epilogue leaves no registers.
-  struct FoldPlace {
-    Int64 to;                 // of the tile's first row in the partials
-    int first_row, num_rows;  // in the strip; real ones of the tile
-    int begin, cols;          // of the leaf
-  };
-  static RLK_DEVICE volatile FoldPlace& places(int group) {
-    __shared__ volatile FoldPlace places[2];
-    return places[group];
-  }
   RLK_DEVICE void set_place(Sm90Loop& tile, TilePosition at, const LogpLeaf& leaf) {
     if (tile.thread_of_group() != 0) return;
     volatile FoldPlace& place = places(tile.group());
@@ -148,6 +150,7 @@ struct Fold : LogitsSm90 {
     store_stats(a.partial_stats, place.to + tile.row(i), stats);
   }
 
+  // Where exponentials may be kept they take the logits' place.
   struct Sums {
     float sum = 0.0f;     // of exp(z - max)
     float moment = 0.0f;  // of exp(z - max) * (z - max), with entropy
@@ -163,6 +166,7 @@ struct Fold : LogitsSm90 {
         const float below = tile.at(i, j, e) - base;
         const float term = exp_f32(below);
         s.sum = s.sum + term;
+        if (kMayKeep) tile.at(i, j, e) = term;
         if constexpr (kMayHaveEntropy) s.moment = fma_rn(term, exponent_factor(below), s.moment);
       }
     }
