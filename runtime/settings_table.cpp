@@ -38,7 +38,7 @@ constexpr Setting k_settings[] = {
             "columns for all rows is the least. Copies of tensors whose strides the kernels "
             "cannot read come on top. Results do not depend on it"),
     Setting("saved_mib", "RLK_SAVED_MIB", &Settings::saved_mib,
-            {.least = 0, .most = 1 << 20, .unset = "nothing is kept"},
+            {.least = 0, .most = 1 << 20, .unset = "512"},
             "MiB that each forward of `linear_logp` that will be differentiated may keep of its "
             "exponentials, so that the backward need not compute them again: see "
             "[kept exponentials](linear_logp.md#kept-exponentials). Results do not depend on it"),
