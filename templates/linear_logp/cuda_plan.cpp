@@ -188,6 +188,7 @@ class Planner {
     Int64 all(Int64 strip_rows) const { return grad_logits + sums + strip_row * strip_rows; }
   };
   WaveBytes wave_bytes(Int64 rows, int segments) {
+    segments = std::min(segments, num_segments());
     const Int64 row_sums =
         args().grad_hidden != nullptr ? args().sum_pitch * Int64{sizeof(float)} : 0;
     return {rows * segments * args().wave.width * plan_.element_bytes,
@@ -214,11 +215,7 @@ class Planner {
     }
     plan_.wave_segments = std::min(segments, num_segments());
     const WaveBytes bytes = wave_bytes(rows, plan_.wave_segments);
-    args().strip_rows = rows;
-    if (is_in_place || fits(segments)) {
-      args().strip_rows =
-          strip_of_sums(rows, is_in_place ? k_strip_bytes : budget - bytes.all(0), bytes.strip_row);
-    } else {
+    if (!is_in_place && !fits(segments)) {
       const Int64 leaf_bytes = rows * kLogpLeaf * plan_.element_bytes;
       const Int64 most =
           std::max((budget - bytes.all(rows) + bytes.grad_logits) / leaf_bytes, k_least_leaves);
@@ -226,6 +223,11 @@ class Planner {
       wave.width = wave.step = linear_logp_wave_width(args().vocab, wave);
     }
     plan_.wave_leaves = wave.num_leaves;
+    args().strip_rows = rows;  // sums over a piece of a segment wait for the next one, of all rows
+    if (wave.num_leaves == num_leaves()) {
+      args().strip_rows =
+          strip_of_sums(rows, is_in_place ? k_strip_bytes : budget - bytes.all(0), bytes.strip_row);
+    }
     if (is_in_place) {
       wave.step = args().kept.step;
       wave.pitch = args().kept.pitch;
@@ -241,11 +243,12 @@ class Planner {
       args().wave_sums = arena_.take<float>(levels * rows * args().sum_pitch);
     }
   }
-  // Rows whose sums lie in memory at once: strips of like size, of whole tiles.
+  // Rows whose sums lie in memory at once: all, or strips of like size, of whole tiles.
   static Int64 strip_of_sums(Int64 rows, Int64 bytes, Int64 row_bytes) {
     if (row_bytes == 0) return rows;
     const Int64 most = std::max(bytes / row_bytes, k_few_rows);
-    const Int64 strips = ceil_div(rows, most);
+    if (rows <= most) return rows;
+    const Int64 strips = ceil_div(rows, most / kCopyTileRows * kCopyTileRows);
     return round_up(ceil_div(rows, strips), kCopyTileRows);
   }
   int num_leaves() const { return LogpLeaves<kLogpLeaf>{plan_.args.vocab}.of_segment(); }

@@ -46,7 +46,7 @@ TEST(Settings, Defaults) {
   EXPECT_EQ(settings.cache_size_bytes, 1u << 30);
   EXPECT_EQ(settings.dump_dir, std::nullopt);
   EXPECT_FALSE(settings.validate_sync);
-  EXPECT_EQ(settings.workspace_mib, 512);
+  EXPECT_EQ(settings.workspace_mib, 768);
   EXPECT_FALSE(settings.package_folder.empty());
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiles every CUDA template as it ships and as it is specialized, one test a target: each (op,
-// pass, dtype) generic and at three shapes, two of them by each NVRTC of RLK_TEST_NVRTC. Nothing
+// Compiles every CUDA template as it ships and as it is specialized, one test a target and op: each
+// (pass, dtype) generic and at three shapes, two of them by each NVRTC of RLK_TEST_NVRTC. Nothing
 // may spill. What was compiled is kept in the build folder, so that a run compiles only what
 // changed since the last one; all that can be read from the code is checked in each run.
 #include "jit/nvrtc/compile_log.hpp"
@@ -24,6 +24,7 @@
 #include <span>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace rlk {
@@ -143,9 +144,20 @@ int dynamic_shared_bytes(const jit::Specialization& spec, std::string_view entry
   const int x = static_cast<int>(spec.values[0]);
   const int element_bytes = x == 1 ? 4 : 2;
   const int limit = shared_limit_bytes(spec.target);
-  if (entry == "rlk_linear_logp_fwd_main" && linear_logp_uses_sm90_loop(x, spec.target)) {
-    const auto tile = spec.values[k_linear_logp_tile];
-    return kLinearLogpSm90Tiles[std::max<std::int64_t>(tile, 0)].shared_bytes();
+  if (spec.op->name == "linear_logp" && linear_logp_uses_sm90_loop(x, spec.target)) {
+    if (entry == "rlk_linear_logp_fwd_main") {
+      const bool keeps = spec.values[k_linear_logp_keep] != 0;
+      const auto tile = static_cast<int>(spec.values[k_linear_logp_tile]);
+      return linear_logp_sm90_tile(tile, keeps).shared_bytes() +
+             (keeps ? kLinearLogpSm90StoreBytes : 0);
+    }
+    if (entry == "rlk_linear_logp_bwd_dz") {
+      const bool takes_logits =
+          spec.values[k_linear_logp_softcap] != 0 || spec.values[k_linear_logp_entropy] != 0;
+      return linear_logp_sm90_grad_tile(takes_logits).shared_bytes() + kLinearLogpSm90StoreBytes;
+    }
+    if (entry == "rlk_linear_logp_bwd_dh") return kLinearLogpSm90HiddenTile.shared_bytes();
+    return entry == "rlk_linear_logp_bwd_dw" ? kLinearLogpSm90WeightTile.shared_bytes() : 0;
   }
   if (entry == "rlk_linear_logp_fwd_main" || entry == "rlk_linear_logp_bwd_dz") {
     return linear_logp_cuda_logits_tile(x, limit).shared_bytes(element_bytes);
@@ -202,7 +214,8 @@ void check(const jit::Specialization& spec, const std::vector<std::byte>& code) 
   }
 }
 
-class CudaCompileTest : public ::testing::TestWithParam<Target> {};
+using OpOfTarget = std::tuple<Target, const jit::Op*>;
+class CudaCompileTest : public ::testing::TestWithParam<OpOfTarget> {};
 
 TEST_P(CudaCompileTest, NothingSpills) {
   const auto all_compilers = compilers();
@@ -212,24 +225,23 @@ TEST_P(CudaCompileTest, NothingSpills) {
   cache::DiskStore store(
       {.read_write = RLK_TEST_KERNEL_CACHE, .budget_bytes = k_cache_budget_bytes});
   int num_checked = 0, num_new = 0;
-  for (const jit::Op* op : templates::ops()) {
-    for (const auto& generic : op->generic_variants(GetParam())) {
-      const auto all = variants(generic);
-      for (const auto& spec : all) {
-        // One will do for the generic variant, which the build has made by the other, for the
-        // least shape, whose code is no larger than that of the second, and for other tiles.
-        const bool is_inner = &spec == &all[1] || &spec == &all[2];
-        for (const auto& compiler :
-             std::span(all_compilers).first(is_inner ? all_compilers.size() : 1)) {
-          SCOPED_TRACE(spec.text() + " by " + compiler->identity());
-          try {
-            const auto kernel = jit::ship_kernel(spec, *compiler, store);
-            check(spec, kernel.entry.payload);
-            num_new += kernel.is_new ? 1 : 0;
-            ++num_checked;
-          } catch (const Error& error) {
-            ADD_FAILURE() << error.what();
-          }
+  const auto& [target, op] = GetParam();
+  for (const auto& generic : op->generic_variants(target)) {
+    const auto all = variants(generic);
+    for (const auto& spec : all) {
+      // One will do for the generic variant, which the build has made by the other, for the
+      // least shape, whose code is no larger than that of the second, and for other tiles.
+      const bool is_inner = &spec == &all[1] || &spec == &all[2];
+      for (const auto& compiler :
+           std::span(all_compilers).first(is_inner ? all_compilers.size() : 1)) {
+        SCOPED_TRACE(spec.text() + " by " + compiler->identity());
+        try {
+          const auto kernel = jit::ship_kernel(spec, *compiler, store);
+          check(spec, kernel.entry.payload);
+          num_new += kernel.is_new ? 1 : 0;
+          ++num_checked;
+        } catch (const Error& error) {
+          ADD_FAILURE() << error.what();
         }
       }
     }
@@ -238,9 +250,16 @@ TEST_P(CudaCompileTest, NothingSpills) {
   std::printf("%d kernels, %d of them compiled now\n", num_checked, num_new);
 }
 
-INSTANTIATE_TEST_SUITE_P(Targets, CudaCompileTest,
-                         ::testing::ValuesIn(cuda_targets().begin(), cuda_targets().end()),
-                         [](const auto& each) { return std::string(name(each.param)); });
+std::string test_name(const ::testing::TestParamInfo<OpOfTarget>& info) {
+  const auto& [target, op] = info.param;
+  return std::string(name(target)) + "_" + std::string(op->name);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Targets, CudaCompileTest,
+    ::testing::Combine(::testing::ValuesIn(cuda_targets().begin(), cuda_targets().end()),
+                       ::testing::ValuesIn(templates::ops().begin(), templates::ops().end())),
+    test_name);
 
 }  // namespace
 }  // namespace rlk

@@ -46,7 +46,7 @@ TEST_F(CliTest, DoctorCountsDamage) {
 // The text in the table and the fields in JSON say the same.
 TEST_F(CliTest, DoctorTellsTheSettingsInForce) {
   EXPECT_NE(run({"doctor"})
-                .out.find("RLK_JIT=sync RLK_LOG=warn RLK_VALIDATE=async RLK_WORKSPACE_MIB=512 "
+                .out.find("RLK_JIT=sync RLK_LOG=warn RLK_VALIDATE=async RLK_WORKSPACE_MIB=768 "
                           "RLK_CACHE_DIR="),
             std::string::npos);
   ::setenv("RLK_VALIDATE", "sync", 1);

@@ -352,6 +352,16 @@ def test_an_entropy_changed_in_place_is_found():
         loss.backward()
 
 
+def test_a_log_prob_changed_in_place_is_found():
+    # The backward makes 1 - p of the target from it.
+    logp = rlk.jit.linear_logp(**operands())
+    loss = logp.sum()
+    with torch.no_grad():
+        logp.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 @pytest.mark.parametrize("made", ["constant", "variable", "entropy"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_second_derivative_is_refused_clearly(name, made):

@@ -65,6 +65,15 @@ def test_the_gradient_is_linear_in_its_upstream():
     assert same_bits(scaled.weight, p.grads().weight * 8)
 
 
+# A GPU scales dZ of each row into float16's range, and hidden by what its row was scaled beyond
+# the others.
+@pytest.mark.parametrize("sizes", [(1e-6,), (1e4,), (1e4, 1e-6)], ids=str)
+def test_float16_gradients_of_small_and_large_upstreams(sizes):
+    p = problem(129, 40, 3001, "float16", bias="float32")
+    p = p.but(upstream=np.resize(np.float32(sizes), 129) * np.linspace(-1, 1, 129, dtype="f"))
+    check(p)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weight_gradients_over_many_rows_are_summed_in_float32(dtype):
     # Sums kept in 16 bits would lose most of 3,000 small terms.

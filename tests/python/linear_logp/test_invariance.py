@@ -211,9 +211,31 @@ def test_no_result_depends_on_the_workspace(dtype, options):
     p = whole(dtype)
     given = options_of(len(p.target)) if options else {"ignore_index": None}
     want = everything(p, **given)
-    for mib in (1, 5, 23, 64, 4096):
+    for mib in (1, 3, 16, 64, 256, 4096):
         rlk.jit.configure(workspace_mib=mib)
         assert_equal(everything(p, **given), want, f"{mib} MiB of workspace")
+
+
+# Vocabularies of one segment and of five, of no whole box, leaf or chunk of 16 bytes.
+@on_cuda_alone
+@pytest.mark.parametrize(
+    "sizes",
+    [(300, 9, 1), (1, 200, 5), (300, 8, 1537), (129, 200, 6283), (129, 9, 50257), (1, 8, 50257)],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_odd_sizes_in_any_workspace(dtype, sizes):
+    rlk.jit.configure(specialize=False)
+    p = problem(*sizes, dtype, bias="float32", seed=5)
+    want = everything(p)
+    last = sizes[0] - 1
+    for mib in (1, 3, 16, 256, 768):
+        rlk.jit.configure(workspace_mib=mib)
+        assert_equal(everything(p), want, f"{mib} MiB of workspace")
+        for row in {0, last // 2, last}:
+            assert_rows(p, want, slice(row, row + 1), f"row {row} alone, {mib} MiB")
+        for name, exact in zip(NAMES, want[1:], strict=True):  # the others are frozen
+            assert same_bits(getattr(p.grads(needs=(name,)), name), exact), name
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -48,11 +48,22 @@ def test_inactive_rows_may_hold_anything(dtype, rows):
     assert same_bits(grads.bias, want.bias)
 
 
+LEFT_OUT = {
+    "each third": lambda row, rows: row % 3 == 1,
+    "the first half": lambda row, rows: row < rows // 2,
+    "the last half": lambda row, rows: row > rows // 2,
+    "all but the last": lambda row, rows: row < rows - 1,
+    "one": lambda row, rows: row == rows // 3,
+}
+
+
 @on_each_level
+@pytest.mark.parametrize("where", LEFT_OUT)
 @numbers_of_rows
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_without_an_upstream_gradient_may_hold_nan(dtype, rows):
-    p, has = masked(rows, dtype)
+def test_rows_without_an_upstream_gradient_may_hold_nan(dtype, rows, where):
+    p = problem(rows, 16, 310, dtype, bias="float32")
+    has = ~LEFT_OUT[where](np.arange(rows), rows)
     wild = p.but(
         hidden=np.where(has[:, None], p.hidden, np.array(np.nan, p.hidden.dtype)),
         upstream=np.where(has, p.upstream, np.resize(np.float32([0, -0.0]), rows)),
@@ -60,10 +71,11 @@ def test_rows_without_an_upstream_gradient_may_hold_nan(dtype, rows):
     grads, want = wild.grads(), only(p, has).grads()
     assert same_bits(grads.hidden[~has], np.zeros_like(grads.hidden[~has]))
     assert same_bits(grads.hidden[has], want.hidden)
+    assert same_bits(grads.hidden[has], p.grads().hidden[has])  # as beside rows that have one
     assert same_bits(grads.weight, want.weight)
     assert same_bits(grads.bias, want.bias)
     # Beside rows that are inactive already, and with nothing left.
-    mask = np.arange(rows) % 2 == 0
+    mask = np.arange(rows) % 2 == (rows - 1) % 2
     both = only(p, has & mask)
     assert same_bits(wild.grads(mask=mask).weight, both.grads().weight)
     none = wild.but(upstream=np.zeros(rows, np.float32)).grads()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward's steps: gradients wanted, waves of every budget, zeroing, workspace.
+// The backward's steps: gradients wanted, rows, zeroing, grids. What a budget does to them is in
+// launch_cuda_waves_test.cpp.
 #include "tests/templates/linear_logp/launch_cuda_fixture.hpp"
 
 #include <algorithm>
@@ -13,16 +14,29 @@ constexpr auto k_bwd = jit::Pass::bwd;
 
 TEST_F(LaunchCudaBackwardTest, EverythingReachesTheSteps) {
   const auto all = run({.pass = k_bwd, .has_bias = true, .needs_bias = true});
-  ASSERT_EQ(names(), "grads dz dh dw db");
-  for (const CudaStep& step : all) {
-    EXPECT_EQ(step.args.logp, nullptr);
-    EXPECT_EQ(step.args.hidden_shifted, step.args.hidden) << "scaled for fp16 alone";
+  ASSERT_EQ(names(), "rows pack grads dz dh join dw db");
+  // A leaf of 125 columns is a segment and takes 128 columns of dZ.
+  const unsigned blocks[] = {1, 1000, 1, 4 * 8, 4 * 8, 1000, 8, 8 * 128 / 32};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all[i].blocks, blocks[i]) << all[i].name;
+    if (all[i].name == "pack") continue;
+    EXPECT_NE(all[i].args.logp, nullptr) << "from which 1 - p of the target is made";
+    EXPECT_EQ(all[i].args.hidden_shifted, nullptr) << "scaled for fp16 alone";
+    EXPECT_EQ(all[i].args.adds_weight, 0);
+    EXPECT_EQ(all[i].args.next_tile, nullptr) << "of sm_90a alone";
   }
-  const unsigned blocks[] = {1, 4 * 6, 4, 4, 32};
-  for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].blocks, blocks[i]) << all[i].name;
-  EXPECT_EQ(all[1].args.wave_begin, 0);
-  EXPECT_EQ(all[1].args.wave_cols, 1000);
-  EXPECT_EQ(all[1].args.grad_hidden_sum, nullptr) << "one wave";
+  const LinearLogpCudaArgs& args = all[3].args;
+  EXPECT_EQ(args.wave.first_segment, 0);
+  EXPECT_EQ(args.wave.num_segments, 8);
+  EXPECT_EQ(args.wave.first_leaf, 0);
+  EXPECT_EQ(args.wave.num_leaves, 1);
+  EXPECT_EQ(args.wave.width, 128);
+  EXPECT_EQ(args.wave.pitch, 8 * 128);
+  EXPECT_EQ(args.strip_rows, 1000);
+  EXPECT_EQ(args.sum_pitch, 64);
+  EXPECT_EQ(args.wave_sums, nullptr) << "one wave";
+  EXPECT_EQ(all[5].args.add_levels, 0);
+  EXPECT_EQ(all[5].args.to_level, -1);
 }
 
 // Of any stride and type.
@@ -34,6 +48,7 @@ TEST_F(LaunchCudaBackwardTest, EveryUpstreamGradientReachesTheSteps) {
   call.grad_entropy = view(tensor(DType::bf16, {1000}), {3});
   call.grad_lse = view(tensor(DType::f64, {1000}), {0});
   for (const CudaStep& step : run(call, wanted)) {
+    if (step.name == "pack") continue;
     EXPECT_EQ(step.args.softcap, 30.0f);
     EXPECT_EQ(step.args.inverse_softcap, 1.0f / 30.0f);
     EXPECT_EQ(step.args.logit_scale, 0.5f);
@@ -41,7 +56,7 @@ TEST_F(LaunchCudaBackwardTest, EveryUpstreamGradientReachesTheSteps) {
     expect_array(step.args.grad_entropy, call.grad_entropy);
     expect_array(step.args.grad_lse, call.grad_lse);
   }
-  EXPECT_EQ(names(), "grads dz dh dw");
+  EXPECT_EQ(names(), "rows pack grads dz dh join dw");
 }
 
 TEST_F(LaunchCudaBackwardTest, OnlyTheGradientsThatAreWanted) {
@@ -52,14 +67,15 @@ TEST_F(LaunchCudaBackwardTest, OnlyTheGradientsThatAreWanted) {
                           .needs_weight = (needs & 2) != 0,
                           .needs_bias = (needs & 4) != 0};
     const auto all = run(wanted);
-    std::string expected = needs == 0 ? "" : "grads dz";
-    if (wanted.needs_hidden) expected += " dh";
+    std::string expected = needs == 0 ? "" : "rows pack grads dz";
+    if (wanted.needs_hidden) expected += " dh join";
     if (wanted.needs_weight) expected += " dw";
     if (wanted.needs_bias) expected += " db";
     EXPECT_EQ(names(), expected);
     EXPECT_EQ(workspace_.requests.empty(), needs == 0);
     if (needs == 0) continue;
     EXPECT_EQ(all[0].args.grad_hidden != nullptr, wanted.needs_hidden);
+    EXPECT_EQ(all[0].args.segment_sums != nullptr, wanted.needs_hidden);
     EXPECT_EQ(all[0].args.grad_weight != nullptr, wanted.needs_weight);
     EXPECT_EQ(all[0].args.grad_bias != nullptr, wanted.needs_bias);
   }
@@ -69,119 +85,39 @@ TEST_F(LaunchCudaBackwardTest, OnlyTheGradientsThatAreWanted) {
 TEST_F(LaunchCudaBackwardTest, HiddenIsScaledForTheWeightsGradientOfHalves) {
   for (const bool needs_weight : {true, false}) {
     const auto all = run({.dtype = DType::f16, .pass = k_bwd, .needs_weight = needs_weight});
-    EXPECT_EQ(names(), needs_weight ? "grads shift dz dh dw" : "grads dz dh");
-    EXPECT_EQ(all[0].args.hidden_shifted != all[0].args.hidden, needs_weight);
+    EXPECT_EQ(names(),
+              needs_weight ? "rows pack grads shift dz dh join dw" : "rows pack grads dz dh join");
+    EXPECT_EQ(all[0].args.hidden_shifted != nullptr, needs_weight);
   }
-  const auto all = run({.rows = 100'000, .dim = 9, .dtype = DType::f16, .pass = k_bwd});
-  EXPECT_EQ(names(), "pack pack grads shift dz dh dw");
-  EXPECT_EQ(all[3].blocks, 4096u);
-  EXPECT_EQ(all[3].args.hidden_shifted_pitch, 16);
+  const auto all = run({.rows = 100'000,
+                        .dim = 9,
+                        .dtype = DType::f16,
+                        .pass = k_bwd,
+                        .needs_hidden = false,
+                        .budget_mib = 4096});
+  EXPECT_EQ(names(), "rows pack pack grads shift dz dw");
+  EXPECT_EQ(all[4].blocks, 4096u);
+  EXPECT_EQ(all[4].args.hidden_shifted_pitch, 16);
 }
 
-// No step writes rows that are not active, so they are zeroed where there may be some.
-TEST_F(LaunchCudaBackwardTest, HiddensGradientIsZeroedWhereRowsMayBeInactive) {
-  for (const bool compacts : {false, true}) {
-    for (const bool needs_hidden : {false, true}) {
-      CudaCase wanted{.rows = 70'000, .dim = 40'000, .pass = k_bwd, .needs_hidden = needs_hidden};
-      if (compacts) wanted.ignore_index = -100;
-      const LinearLogpCall call = make(wanted);
-      run(call, wanted);
-      ASSERT_EQ(fake_.memsets.size(), compacts && needs_hidden ? 1u : 0u);
-      if (fake_.memsets.empty()) continue;
-      const auto& zeroed = fake_.memsets[0];
-      EXPECT_EQ(zeroed.address, reinterpret_cast<std::uint64_t>(call.grad_hidden.data));
-      EXPECT_EQ(zeroed.bytes, std::size_t{70'000} * 40'000 * 2);
-      EXPECT_LT(std::ranges::find(fake_.order, "cuMemsetD8Async"),
-                std::ranges::find(fake_.order, "cuLaunchKernel"));
-    }
-  }
-}
-
-struct Wave {
-  Int64 begin, cols;
-};
-
-// The waves of the steps; each runs the same steps over its columns.
-std::vector<Wave> waves_of(const std::vector<CudaStep>& all, Int64 tile_rows) {
-  std::vector<Wave> waves;
-  for (const CudaStep& step : all) {
-    if (step.name == "dz") {
-      waves.push_back({step.args.wave_begin, step.args.wave_cols});
-      EXPECT_EQ(Int64{step.blocks},
-                ceil_div(step.args.num_rows, tile_rows) * ceil_div(step.args.wave_cols, kLogpLeaf));
-    }
-    if (step.name == "dh" || step.name == "dw" || step.name == "db") {
-      EXPECT_EQ(step.args.wave_begin, waves.back().begin);
-      EXPECT_EQ(step.args.wave_cols, waves.back().cols);
-    }
-  }
-  return waves;
-}
-
-void expect_waves(const std::vector<CudaStep>& all, const CudaCase& wanted) {
-  const Int64 tile_rows = wanted.dtype == DType::f32 ? 64 : 256;
-  const std::vector<Wave> waves = waves_of(all, tile_rows);
-  const LinearLogpCudaArgs& args = all.back().args;
-  ASSERT_GT(args.wave_pitch, 0);
-  ASSERT_EQ(args.wave_pitch % kLogpLeaf, 0);
-  Int64 next = 0;
-  for (const Wave& wave : waves) {
-    ASSERT_EQ(wave.begin, next);
-    ASSERT_GT(wave.cols, 0);
-    ASSERT_LE(wave.cols, args.wave_pitch);
-    next += wave.cols;
-  }
-  EXPECT_EQ(next, wanted.vocab);
-  const Int64 leaves = ceil_div(wanted.vocab, kLogpLeaf);
-  EXPECT_EQ(args.wave_pitch / kLogpLeaf, ceil_div(leaves, static_cast<Int64>(waves.size())))
-      << "of like size";
-
-  // Sums of dH between waves are kept in fp32, as whole tiles.
-  const bool sums = wanted.needs_hidden && waves.size() > 1;
-  EXPECT_EQ(args.grad_hidden_sum != nullptr, sums);
-  const Int64 tile_cols = wanted.dtype == DType::f32 ? 192 : 128;
-  const Int64 sum_bytes =
-      sums ? round_up(wanted.rows, tile_rows) * round_up(wanted.dim, tile_cols) * 4 : 0;
-  const Int64 element_bytes = static_cast<Int64>(size_bytes(wanted.dtype));
-  const Int64 leaf_bytes = wanted.rows * kLogpLeaf * element_bytes;
-  const Int64 budget = Int64{wanted.budget_mib} << 20;
-  const Int64 used = wanted.rows * args.wave_pitch * element_bytes + sum_bytes;
-  if (args.wave_pitch > kLogpLeaf) {
-    EXPECT_LE(used, budget);
-  }
-  if (budget >= leaves * leaf_bytes) {
-    EXPECT_EQ(waves.size(), 1u) << "which needs no sums";
-  }
-  // No more waves than the budget asks for.
-  if (waves.size() > 1 && budget - sum_bytes >= leaf_bytes) {
-    EXPECT_EQ(static_cast<Int64>(waves.size()),
-              ceil_div(leaves, (budget - sum_bytes) / leaf_bytes));
-  }
-}
-
-TEST_F(LaunchCudaBackwardTest, WavesCoverEachColumnOnceWithinTheBudget) {
-  for (const int budget_mib : {1, 8, 64, 512, 1040, 4096, 1 << 20}) {
-    for (const CudaCase& sizes :
-         {CudaCase{.rows = 4096, .vocab = 131072, .dim = 2048},
-          CudaCase{.rows = 4096, .vocab = 50257, .dim = 2047},
-          CudaCase{.rows = 262144, .vocab = 250000, .dim = 4096},
-          CudaCase{.rows = 1, .vocab = 128256, .dim = 4096}, CudaCase{.rows = 16, .vocab = 1},
-          CudaCase{.rows = 1000, .vocab = 193}, CudaCase{.rows = 2731, .vocab = 384, .dim = 8}}) {
-      for (const bool needs_hidden : {true, false}) {
-        for (const DType dtype : {DType::bf16, DType::f32, DType::f16}) {
-          CudaCase wanted = sizes;
-          wanted.dtype = dtype;
-          wanted.pass = k_bwd;
-          wanted.has_bias = wanted.needs_bias = true;
-          wanted.needs_hidden = needs_hidden;
-          wanted.budget_mib = budget_mib;
-          SCOPED_TRACE(testing::Message() << sizes.rows << " x " << sizes.vocab << " in "
-                                          << budget_mib << " MiB, " << name(dtype));
-          const auto all = run(wanted);
-          expect_waves(all, wanted);
-        }
-      }
-    }
+// No step writes rows that are not active, and an upstream gradient of 0 leaves a row out of any
+// call.
+TEST_F(LaunchCudaBackwardTest, HiddensGradientIsZeroedFirst) {
+  for (const bool needs_hidden : {false, true}) {
+    const CudaCase wanted{.rows = 70'000,
+                          .dim = 40'000,
+                          .pass = k_bwd,
+                          .needs_hidden = needs_hidden,
+                          .budget_mib = 1 << 20};
+    const LinearLogpCall call = make(wanted);
+    run(call, wanted);
+    ASSERT_EQ(fake_.memsets.size(), needs_hidden ? 1u : 0u);
+    if (!needs_hidden) continue;
+    const auto& zeroed = fake_.memsets[0];
+    EXPECT_EQ(zeroed.address, reinterpret_cast<std::uint64_t>(call.grad_hidden.data));
+    EXPECT_EQ(zeroed.bytes, std::size_t{70'000} * 40'000 * 2);
+    EXPECT_LT(std::ranges::find(fake_.order, "cuMemsetD8Async"),
+              std::ranges::find(fake_.order, "cuLaunchKernel"));
   }
 }
 
@@ -195,11 +131,13 @@ TEST_F(LaunchCudaBackwardTest, GridsOfTheLargestCalls) {
                         .needs_bias = true,
                         .budget_mib = 1 << 20};
   const auto all = run(wanted);
-  ASSERT_EQ(names(), "grads dz dh dw db");
-  EXPECT_EQ(Int64{all[1].blocks}, Int64{1024} * 1303);
-  EXPECT_EQ(Int64{all[2].blocks}, Int64{1024} * 128);
-  EXPECT_EQ(Int64{all[3].blocks}, Int64{977} * 128);
-  EXPECT_EQ(Int64{all[4].blocks}, Int64{7813});
+  // Segments of 31250 columns, 163 leaves and 31296 columns of dZ.
+  ASSERT_EQ(names(), "rows pack grads dz dh join dw db");
+  EXPECT_EQ(Int64{all[3].blocks}, Int64{1024} * 8 * 163);
+  EXPECT_EQ(Int64{all[4].blocks}, Int64{1024} * 8 * 128);
+  EXPECT_EQ(all[5].blocks, 262144u);
+  EXPECT_EQ(Int64{all[6].blocks}, Int64{8} * 123 * 128);
+  EXPECT_EQ(Int64{all[7].blocks}, Int64{8} * 31296 / 32);
 }
 
 TEST_F(LaunchCudaBackwardTest, EveryTargetAndTypeKeepsToItsSharedMemory) {
@@ -209,27 +147,39 @@ TEST_F(LaunchCudaBackwardTest, EveryTargetAndTypeKeepsToItsSharedMemory) {
       unsigned most = 0;
       for (const CudaStep& step : all) most = std::max(most, step.shared_bytes);
       EXPECT_EQ(static_cast<int>(most),
-                linear_logp_cuda_shared_bytes(type_code(dtype), target, k_bwd, 0))
+                linear_logp_cuda_shared_bytes(type_code(dtype), target, k_bwd, 0, false))
           << name(target);
       EXPECT_LE(static_cast<int>(most), shared_limit_bytes(target)) << name(target);
     }
   }
 }
 
-// dW and db are zero without rows, and are still written.
-TEST_F(LaunchCudaBackwardTest, NoRowsStillWriteTheOtherGradients) {
-  const auto all = run({.rows = 0, .pass = k_bwd, .has_bias = true, .needs_bias = true});
-  EXPECT_EQ(names(), "grads dw db");
-  EXPECT_EQ(all[1].blocks, 4u);
-  run({.rows = 0, .pass = k_bwd, .ignore_index = -100, .needs_weight = false});
-  EXPECT_TRUE(fake_.memsets.empty()) << "of no bytes";
+// dW and db are sums of nothing, and no step is needed for that.
+TEST_F(LaunchCudaBackwardTest, NoRowsZeroTheOtherGradients) {
+  for (const Target target : {Target::sm_100, Target::sm_90a}) {
+    const CudaCase wanted{
+        .rows = 0, .pass = k_bwd, .has_bias = true, .needs_bias = true, .target = target};
+    const LinearLogpCall call = make(wanted);
+    EXPECT_TRUE(run(call, wanted).empty());
+    EXPECT_TRUE(workspace_.requests.empty());
+    ASSERT_EQ(fake_.memsets.size(), 2u);
+    EXPECT_EQ(fake_.memsets[0].address, reinterpret_cast<std::uint64_t>(call.grad_weight.data));
+    EXPECT_EQ(fake_.memsets[0].bytes, 1000u * 64 * 2);
+    EXPECT_EQ(fake_.memsets[1].address, reinterpret_cast<std::uint64_t>(call.grad_bias.data));
+    EXPECT_EQ(fake_.memsets[1].bytes, 1000u * 2);
+    EXPECT_TRUE(run({.rows = 0, .pass = k_bwd, .needs_weight = false, .target = target}).empty());
+    EXPECT_TRUE(fake_.memsets.empty()) << "of no bytes";
+  }
 }
 
 TEST_F(LaunchCudaBackwardTest, SmallestSizes) {
   for (const Int64 dim : {1, 2, 8}) {
     const auto all = run({.rows = 1, .vocab = 1, .dim = dim, .pass = k_bwd});
-    EXPECT_EQ(names(), dim == 8 ? "grads dz dh dw" : "pack pack grads dz dh dw");
+    EXPECT_EQ(names(),
+              dim == 8 ? "rows pack grads dz dh join dw" : "rows pack pack grads dz dh join dw");
     for (const CudaStep& step : all) EXPECT_EQ(step.blocks, 1u) << step.name;
+    EXPECT_EQ(all.back().args.wave.pitch, 64);
+    EXPECT_EQ(all.back().args.sum_pitch, round_up(dim, 4));
   }
 }
 

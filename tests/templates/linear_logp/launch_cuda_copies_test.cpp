@@ -160,13 +160,14 @@ TEST_F(LaunchCudaCopiesTest, ValuesARowOfMoreThanOneStrideAreCopiedFirst) {
   call.weight = view(call.weight, {65, 1});
   call.row_max = tensor(DType::f32, {3, 4});
   call.row_log_sum = tensor(DType::f32, {3, 4});
+  call.log_prob = tensor(DType::f32, {3, 4});
   call.grad_hidden = tensor(DType::bf16, {3, 4, 64});
   call.target = view(tensor(DType::i32, {3, 4}), {1, 3});
   call.mask = view(tensor(DType::boolean, {3, 4}), {1, 3});
   call.temperature = view(tensor(DType::f64, {3, 4}), {1, 3});
   call.grad_output = view(tensor(DType::bf16, {3, 4}), {1, 3});
   run(call, wanted);
-  ASSERT_EQ(names(), "pack pack pack pack rows pack pack grads dz dh dw");
+  ASSERT_EQ(names(), "pack pack pack pack rows pack pack grads dz dh join dw");
   const auto all = steps();
   const LinearLogpCudaArgs& args = all[4].args;
   expect_copied(args.grad, all[0].copy, call.grad_output);
@@ -180,7 +181,6 @@ TEST_F(LaunchCudaCopiesTest, ValuesARowOfMoreThanOneStrideAreCopiedFirst) {
 
   call.pass = wanted.pass = jit::Pass::fwd;
   call.grad_output = call.grad_hidden = call.grad_weight = {};
-  call.log_prob = tensor(DType::f32, {3, 4});
   run(call, wanted);
   EXPECT_EQ(names(), "pack pack pack pack pack main merge");
 }
@@ -211,10 +211,15 @@ TEST_F(LaunchCudaCopiesTest, ACopyOfHiddenHoldsActiveRowsAlone) {
   // The backward's products take active rows in order, so they are gathered; the forward gathers
   // as it reads.
   const Tensor even = tensor(DType::bf16, {1000, 64});
-  run_with(even, weight, {.pass = jit::Pass::bwd, .ignore_index = -100});
-  EXPECT_EQ(names(), "rows pack grads dz dh dw");
-  run_with(even, weight, {.pass = jit::Pass::bwd});
-  EXPECT_EQ(names(), "grads dz dh dw");
+  for (const auto& ignored : {std::optional<Int64>(), std::optional<Int64>(-100)}) {
+    const auto all = run_with(even, weight, {.pass = jit::Pass::bwd, .ignore_index = ignored});
+    ASSERT_EQ(names(), "rows pack grads dz dh join dw");
+    EXPECT_EQ(all[1].copy.skipped_if_all, 1) << "then hidden does";
+    EXPECT_EQ(all[2].args.hidden, even.data);
+    EXPECT_EQ(all[2].args.hidden_packed, 0);
+    EXPECT_EQ(all[2].args.gathered, all[1].copy.to);
+    EXPECT_EQ(all[2].args.gathered_pitch, 64);
+  }
   run_with(even, weight, {.ignore_index = -100});
   EXPECT_EQ(names(), "rows main merge");
 }
@@ -243,7 +248,7 @@ TEST_F(LaunchCudaCopiesTest, EveryOperandMayNeedACopy) {
     *each = view(tensor(each->dtype, {10, 100}), {128, 1});
   }
   run(call, wanted);
-  EXPECT_EQ(names(), "pack pack pack pack pack pack rows pack pack grads dz dh dw");
+  EXPECT_EQ(names(), "pack pack pack pack pack pack rows pack pack grads dz dh join dw");
   const LinearLogpCudaArgs args = steps().back().args;
   for (const auto* each : {&args.grad, &args.grad_entropy, &args.grad_lse}) {
     EXPECT_EQ(each->stride, 1);

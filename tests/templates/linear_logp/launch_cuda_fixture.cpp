@@ -3,6 +3,7 @@
 #include "tests/templates/linear_logp/launch_cuda_fixture.hpp"
 
 #include <algorithm>
+#include <bit>
 
 namespace rlk::test {
 
@@ -26,8 +27,8 @@ LinearLogpCall LaunchCudaTest::make(const CudaCase& wanted) {
   if (wanted.has_entropy) call.entropy = tensor(DType::f32, {wanted.rows});
   call.row_max = tensor(DType::f32, {wanted.rows});
   call.row_log_sum = tensor(DType::f32, {wanted.rows});
+  call.log_prob = tensor(DType::f32, {wanted.rows});
   if (wanted.pass == jit::Pass::fwd) {
-    call.log_prob = tensor(DType::f32, {wanted.rows});
     if (wanted.has_lse) call.lse = tensor(DType::f32, {wanted.rows});
     if (!wanted.has_stats) return call;
     call.max_logit = tensor(DType::f32, {wanted.rows});
@@ -50,6 +51,7 @@ std::vector<CudaStep> LaunchCudaTest::run(const LinearLogpCall& call, const Cuda
   LoadedKernel kernel = load_entries(linear_logp_cuda_entries(wanted.pass));
   kernel.target = wanted.target;
   kernel.constants[k_linear_logp_tile] = wanted.tile;
+  for (const auto& [index, value] : wanted.constants) kernel.constants[index] = value;
   launch_linear_logp_cuda(kernel, call,
                           {Int64{wanted.budget_mib} << 20, wanted.max_sms, wanted.validate_sync});
   if (wanted.validate_sync) return steps();
@@ -89,19 +91,24 @@ void LaunchCudaTest::expect_sound_workspace(DType dtype) {
     add("squares", args.partial_stats.squares, leaves * args.strip_rows * 4);
     add("argmax", args.partial_stats.argmax, leaves * args.strip_rows * 4);
     add("target_logit", args.target_logit, args.strip_rows * 4);
-    if (args.first_row == 0 && args.strip_rows > 0) {
+    if (args.row_grad == nullptr && args.first_row == 0 && args.strip_rows > 0) {
       add("next_tile", args.next_tile, ceil_div(rows, args.strip_rows) * 4);
     }
-    add("row_grad", args.row_grad, rows * 12);
+    add("row_grad", args.row_grad, rows * Int64{sizeof(LinearLogpRowGrad)});
     add("row_shift", args.row_shift, rows * 4);
     add("call_shift", args.call_shift, 4);
-    add("grad_logits", args.grad_logits, rows * args.wave_pitch * element_bytes);
-    const auto tile = linear_logp_cuda_gradient_tile(element_bytes == 4 ? 1 : 2, 0);
-    add("grad_hidden_sum", args.grad_hidden_sum,
-        round_up(rows, tile.rows) * round_up(args.dim, tile.cols) * 4);
-    if (args.hidden_shifted != args.hidden) {
-      add("hidden_shifted", args.hidden_shifted, rows * args.hidden_shifted_pitch * element_bytes);
-    }
+    add("hidden_shifted", args.hidden_shifted, rows * args.hidden_shifted_pitch * element_bytes);
+    if (step.name != "dz") continue;
+    const LinearLogpWave& wave = args.wave;
+    add("grad_logits", wave.grad_logits, rows * wave.pitch * element_bytes);
+    if (wave.first_segment > 0 || wave.first_leaf > 0) continue;
+    const LogpLeaves<kLogpLeaf> shape{args.vocab};
+    const Int64 waves = ceil_div(shape.count() / shape.of_segment(), wave.num_segments);
+    const auto levels = static_cast<Int64>(std::bit_width(static_cast<std::uint64_t>(waves - 1)));
+    add("segment_sums", args.segment_sums,
+        wave.num_segments * args.strip_rows * args.sum_pitch * 4);
+    add("wave_sums", args.wave_sums, levels * rows * args.sum_pitch * 4);
+    add("next_tile", args.next_tile, waves * ceil_div(shape.of_segment(), wave.num_leaves) * 4);
   }
   arrays.expect_fill(workspace_);
 }

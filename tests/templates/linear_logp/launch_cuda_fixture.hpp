@@ -6,6 +6,7 @@
 #include "templates/linear_logp/op.hpp"
 #include "tests/templates/common/launch_fixture.hpp"
 
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -23,8 +24,9 @@ struct CudaCase {
   bool has_entropy = false, has_lse = false;  // backward: upstream gradients of them
   bool has_stats = false;
   bool needs_hidden = true, needs_weight = true, needs_bias = false;
-  Target target = Target::sm_100;  // the loops that gather; sm_90a has its own
-  Int64 tile = 0;                  // of the constant kTile
+  Target target = Target::sm_100;               // the loops that gather; sm_90a has its own
+  Int64 tile = 0;                               // of the constant kTile
+  std::map<std::size_t, Int64> constants = {};  // others, by their index; else 0
   int max_sms = 0;
   int budget_mib = 512;
   bool validate_sync = false;

@@ -93,7 +93,8 @@ TEST_F(LaunchCudaForwardTest, EveryTargetAndTypeKeepsToItsSharedMemory) {
   for (const Target target : cuda_targets()) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const auto all = run(CudaCase{.dtype = dtype, .target = target});
-      const int most = linear_logp_cuda_shared_bytes(type_code(dtype), target, jit::Pass::fwd, 0);
+      const int most =
+          linear_logp_cuda_shared_bytes(type_code(dtype), target, jit::Pass::fwd, 0, false);
       if (linear_logp_uses_sm90_loop(type_code(dtype), target)) continue;
       EXPECT_EQ(static_cast<int>(all[0].shared_bytes), most) << name(target);
       EXPECT_LE(most, shared_limit_bytes(target)) << name(target);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward's steps by the loop of sm_90a: grid, matrices, gathered rows, counters.
+// The steps by the loop of sm_90a: grid, matrices, gathered rows, counters.
 #include "tests/support/what.hpp"
 #include "tests/templates/linear_logp/launch_cuda_fixture.hpp"
 
@@ -143,11 +143,108 @@ TEST_F(LaunchCudaSm90Test, OtherLayoutsAreCopied) {
   expect_copied(view(dense.hidden, {65, 1}), 2);
 }
 
-TEST_F(LaunchCudaSm90Test, Fp32AndBackwardTakeTheOtherLoops) {
+TEST_F(LaunchCudaSm90Test, Fp32TakesTheOtherLoop) {
   EXPECT_EQ(run(on_sm90({.dtype = DType::f32})).at(0).threads, 256u);
   EXPECT_TRUE(fake_.tensor_maps.empty());
-  run(on_sm90({.pass = jit::Pass::bwd}));
+  run(on_sm90({.dtype = DType::f32, .pass = jit::Pass::bwd}));
   EXPECT_TRUE(fake_.tensor_maps.empty());
+}
+
+// Of each product: A and B as the loop reads them, hidden as it lies and gathered.
+TEST_F(LaunchCudaSm90Test, TheBackwardsProductsReadMatrices) {
+  const CudaCase wanted = on_sm90({.rows = 1000, .vocab = 1000, .dim = 64, .pass = jit::Pass::bwd});
+  const LinearLogpCall call = make(wanted);
+  const auto all = run(call, wanted);
+  ASSERT_EQ(names(), "rows pack grads dz dh join dw");
+  const void* const gathered = all[1].copy.to;
+  const LinearLogpWave& wave = all[3].args.wave;
+  EXPECT_EQ(all[1].copy.skipped_if_all, 1);
+  EXPECT_EQ(wave.pitch, 8 * 128);
+  const struct {
+    const void* data;
+    Int64 num_rows, num_cols, pitch, box_rows;
+  } maps[] = {
+      {call.hidden.data, 1000, 64, 64, 128},  // A of the logits
+      {gathered, 1000, 64, 64, 128},
+      {call.weight.data, 1000, 64, 64, 192},      // B of the logits
+      {wave.grad_logits, 1000, 1024, 1024, 128},  // A of dH
+      {wave.grad_logits, 1000, 1024, 1024, 64},   // A of dW
+      {call.weight.data, 1000, 64, 64, 64},       // B of dH
+      {call.hidden.data, 1000, 64, 64, 64},       // B of dW
+      {gathered, 1000, 64, 64, 64},
+  };
+  ASSERT_EQ(fake_.tensor_maps.size(), std::size(maps));
+  for (std::size_t i = 0; i < std::size(maps); ++i) {
+    SCOPED_TRACE(i);
+    const auto& map = fake_.tensor_maps[i];
+    EXPECT_EQ(map.data, maps[i].data);
+    EXPECT_EQ(Int64(map.num_rows), maps[i].num_rows);
+    EXPECT_EQ(Int64(map.num_cols), maps[i].num_cols);
+    EXPECT_EQ(Int64(map.pitch_bytes), maps[i].pitch * 2);
+    EXPECT_EQ(Int64(map.box_rows), maps[i].box_rows);
+  }
+  for (const CudaStep& step : all) {
+    const bool is_product = step.name == "dz" || step.name == "dh" || step.name == "dw";
+    EXPECT_EQ(step.shared_bytes > 0, is_product) << step.name;
+    EXPECT_EQ(step.threads == 384, is_product) << step.name;
+  }
+  EXPECT_EQ(all[3].blocks, 8u * 8);
+  EXPECT_EQ(all[4].blocks, 8u * 8);
+  EXPECT_EQ(all[6].blocks, 8u * 1);
+}
+
+// fp16: B of dW is the scaled copy, gathered or not.
+TEST_F(LaunchCudaSm90Test, TheWeightsGradientOfHalvesReadsTheScaledRows) {
+  const auto all = run(on_sm90({.dim = 72, .dtype = DType::f16, .pass = jit::Pass::bwd}));
+  ASSERT_EQ(names(), "rows pack grads shift dz dh join dw");
+  ASSERT_EQ(fake_.tensor_maps.size(), 7u);
+  EXPECT_EQ(fake_.tensor_maps[6].data, all[0].args.hidden_shifted);
+  EXPECT_EQ(fake_.tensor_maps[6].num_cols, 72u);
+  EXPECT_EQ(fake_.tensor_maps[6].pitch_bytes, 144u);
+  EXPECT_EQ(fake_.tensor_maps[6].box_rows, 64u);
+}
+
+// What a tensor map cannot describe is copied, and the copy holds the active rows.
+TEST_F(LaunchCudaSm90Test, TheBackwardReadsCopiesOfOtherLayouts) {
+  const CudaCase wanted = on_sm90({.rows = 300, .dim = 63, .pass = jit::Pass::bwd});
+  const auto all = run(wanted);
+  ASSERT_EQ(names(), "rows pack pack grads dz dh join dw");
+  EXPECT_EQ(all[1].copy.skipped_if_all, 0);
+  EXPECT_EQ(all[1].copy.rows, all[0].args.rows);
+  ASSERT_EQ(fake_.tensor_maps.size(), 7u) << "one of hidden's rows";
+  EXPECT_EQ(fake_.tensor_maps[0].data, all[1].copy.to);
+  EXPECT_EQ(fake_.tensor_maps[0].num_cols, 63u);
+  EXPECT_EQ(fake_.tensor_maps[0].pitch_bytes, 128u);
+  EXPECT_EQ(fake_.tensor_maps[1].data, all[2].copy.to);
+  EXPECT_EQ(fake_.tensor_maps[5].data, all[1].copy.to);
+  EXPECT_EQ(fake_.tensor_maps[6].data, all[1].copy.to);
+}
+
+// Where dZ may be made of the logits there are registers for fewer rows.
+TEST_F(LaunchCudaSm90Test, TheBackwardsTileFollowsTheConstants) {
+  for (const auto index : {k_linear_logp_softcap, k_linear_logp_entropy}) {
+    for (const Int64 value : {Int64{0}, Int64{1}, jit::k_run_time}) {
+      CudaCase wanted = on_sm90({.rows = 1000, .pass = jit::Pass::bwd});
+      wanted.constants[index] = value;
+      const auto all = run(wanted);
+      const auto tile = linear_logp_sm90_grad_tile(value != 0);
+      EXPECT_EQ(all[3].name, "dz");
+      EXPECT_EQ(Int64{all[3].blocks}, std::min<Int64>(132, ceil_div(1000, tile.rows) * 8));
+      EXPECT_EQ(Int64{all[3].shared_bytes}, tile.shared_bytes() + kLinearLogpSm90StoreBytes);
+      EXPECT_EQ(fake_.tensor_maps[0].box_rows, static_cast<std::uint32_t>(tile.rows));
+    }
+  }
+}
+
+TEST_F(LaunchCudaSm90Test, TheBackwardsGridsAreTheCardOrFewer) {
+  CudaCase wanted = on_sm90({.rows = 4096, .vocab = 131072, .dim = 2048, .pass = jit::Pass::bwd});
+  for (const int max_sms : {0, 1, 7, 1000}) {
+    wanted.max_sms = max_sms;
+    for (const CudaStep& step : run(wanted)) {
+      if (step.name != "dz" && step.name != "dh" && step.name != "dw") continue;
+      EXPECT_EQ(step.blocks, max_sms == 0 ? 132u : static_cast<unsigned>(std::min(max_sms, 132)));
+    }
+  }
 }
 
 TEST_F(LaunchCudaSm90Test, ARefusedMapIsAnErrorOfTheDriver) {

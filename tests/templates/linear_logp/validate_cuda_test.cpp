@@ -72,7 +72,7 @@ TEST_F(ValidateCudaTest, TheBackwardLooksAtTheSameValues) {
   call_ = make(case_);
   set(call_.target, target_, DType::i64);
   run(call_, case_);
-  EXPECT_EQ(names(), "grads dz dh dw");
+  EXPECT_EQ(names(), "rows pack grads dz dh join dw");
   target_[0] = 7;
   EXPECT_EQ(refused(), "linear_logp: target: expected ids in [0, 7), got 7 in row 0");
 }
