@@ -89,9 +89,11 @@ extern "C" __global__ void __launch_bounds__(512)
     const int shift = kX == kFloat16 ? shift_of(most) : 0;
     const float factor = power_of_two(shift);
     const float target = grad.target * factor, all = grad.all * factor;
-    // 1 - p of the target without rounding p; a target of -inf has no gradient.
+    // g_logp (1 - p) + g_lse p, without rounding p first; a target of -inf has no gradient.
     const float log_p = a.logp[row];
-    const float exact = log_p == -infinity() ? 0.0f : fma_rn(-expm1_f32(log_p), all, target - all);
+    const float of_lse = upstream(a.grad_lse, row) * scaled(a, scale_of(a, row)) * factor;
+    const float exact =
+        log_p == -infinity() ? 0.0f : fma_rn(-expm1_f32(log_p), target, exp_f32(log_p) * of_lse);
     a.row_grad[i] = {{target, all, grad.log_p * factor}, exact, a.row_max[row], a.row_log_sum[row]};
     a.row_shift[i] = shift;
     const bool finite = most - most == 0.0f;

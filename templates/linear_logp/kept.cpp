@@ -38,7 +38,8 @@ std::int64_t segments_within(const LinearLogpCall& call, std::int64_t mib) {
 }  // namespace
 
 bool linear_logp_keeps(const LinearLogpCall& call, Target target) {
-  return linear_logp_uses_sm90_loop(type_code(call.hidden.dtype), target);
+  return backend(target) == Backend::cpu ||
+         linear_logp_uses_sm90_loop(type_code(call.hidden.dtype), target);
 }
 
 std::int64_t linear_logp_kept_step(const LinearLogpCall& call) {

@@ -42,7 +42,7 @@ LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& 
   if (call.kept.present()) {
     operands.kept = static_cast<float*>(call.kept.data);
     operands.kept_segments = linear_logp_kept_segments(call);
-    operands.kept_pitch = linear_logp_kept_pitch(operands.vocab);
+    operands.kept_pitch = linear_logp_kept_step(call);
     operands.kept_rows = active.num_places;
     operands.kept_places = data_or_null(active.places);
   }
@@ -61,23 +61,12 @@ Steps steps_of(const LoadedKernel& kernel) {
   return steps;
 }
 
-// What no kernel does yet is no option that may be ignored.
-void expect_implemented(const LinearLogpCall& call) {
-  if (call.kept.present() && call.device.kind == Device::Kind::cpu) {
-    throw Unsupported(Fault{"linear_logp", "saved_mib", "0 on this device", "another"});
-  }
-  if (call.accumulates && call.device.kind == Device::Kind::cpu) {
-    throw Unsupported(Fault{"linear_logp", "accumulate_into", "None on this device", "a tensor"});
-  }
-}
-
 }  // namespace
 
 void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base,
                         const jit::LaunchSettings& settings) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
   if (backend(kernel.target) == Backend::cuda) {
-    expect_implemented(call);
     launch_linear_logp_cuda(kernel, call, settings);
     return;
   }
