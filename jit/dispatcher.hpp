@@ -80,7 +80,7 @@ class Dispatcher {
 
   Config config() const;
   // Its setting, read without a lock.
-  std::optional<std::int64_t> saved_mib() const;
+  std::int64_t saved_mib() const;
   void configure(Config config);
 
   // Loads kernels ahead of their first call; compiles nothing. Those of other targets than the
@@ -175,10 +175,9 @@ class Dispatcher {
   static constexpr int k_own_target = -1;
   std::atomic<int> cpu_target_{k_own_target}, cuda_target_{k_own_target};
   std::atomic<bool> specialize_{true}, validate_sync_{false};
-  static constexpr int k_no_saved_mib = -1;
   std::atomic<std::int64_t> workspace_bytes_{0};
   std::atomic<int> max_sms_{0};
-  std::atomic<int> saved_mib_{k_no_saved_mib};
+  std::atomic<int> saved_mib_{0};
 
   // Shared while stages 5 to 9 run. A fork waits for them: its child would find LLVM, the dynamic
   // linker or the log in the middle of what another thread did, locked for ever.

@@ -92,10 +92,7 @@ Dispatcher::Session Dispatcher::session() const {
 
 Config Dispatcher::config() const { return session().config; }
 
-std::optional<std::int64_t> Dispatcher::saved_mib() const {
-  const int mib = saved_mib_.load(std::memory_order_relaxed);
-  return mib == k_no_saved_mib ? std::optional<std::int64_t>() : mib;
-}
+std::int64_t Dispatcher::saved_mib() const { return saved_mib_.load(std::memory_order_relaxed); }
 
 std::shared_ptr<cache::DiskStore> Dispatcher::store() const { return session().store; }
 
@@ -120,7 +117,7 @@ void Dispatcher::configure(Config config) {
   validate_sync_ = config.settings.validate_sync;
   workspace_bytes_ = std::int64_t{config.settings.workspace_mib} << 20;
   max_sms_ = config.settings.max_sms;
-  saved_mib_ = config.settings.saved_mib.value_or(k_no_saved_mib);
+  saved_mib_ = config.settings.saved_mib;
 
   std::lock_guard lock(mutex_);
   if (!session_.store || config.settings.cache_dir != session_.config.settings.cache_dir) {

@@ -45,7 +45,7 @@ struct Settings {
   CacheShared cache_shared = CacheShared::owner;
   bool validate_sync = false;
   int workspace_mib = 768;
-  std::optional<int> saved_mib;
+  int saved_mib = 512;
   int max_sms = 0;
   std::string tile{k_tuned};
   std::optional<std::string> nvrtc;

@@ -32,13 +32,14 @@ constexpr Setting k_settings[] = {
             "are the same bits"),
     Setting("validate", "RLK_VALIDATE", &Settings::validate_sync, {.words = k_validate},
             "CUDA: when wrong values in tensors are found: see [validation](#validation)"),
-    Setting("workspace_mib", "RLK_WORKSPACE_MIB", &Settings::workspace_mib,
-            {.least = 1, .most = 1 << 20},
-            "CUDA: MiB of temporary memory that a backward takes, about; one leaf of 192 "
-            "columns for all rows is the least. Copies of tensors whose strides the kernels "
-            "cannot read come on top. Results do not depend on it"),
-    Setting("saved_mib", "RLK_SAVED_MIB", &Settings::saved_mib,
-            {.least = 0, .most = 1 << 20, .unset = "512"},
+    Setting(
+        "workspace_mib", "RLK_WORKSPACE_MIB", &Settings::workspace_mib,
+        {.least = 1, .most = 1 << 20},
+        "CUDA: MiB of temporary memory that a backward takes, about: dZ of some columns for all "
+        "rows, and sums of the gradient of hidden. 22 leaves of 192 columns and up to four such "
+        "sums are the least. Copies of tensors whose strides the kernels cannot read come on "
+        "top. Results do not depend on it"),
+    Setting("saved_mib", "RLK_SAVED_MIB", &Settings::saved_mib, {.least = 0, .most = 1 << 20},
             "MiB that each forward of `linear_logp` that will be differentiated may keep of its "
             "exponentials, so that the backward need not compute them again: see "
             "[kept exponentials](linear_logp.md#kept-exponentials). Results do not depend on it"),

@@ -144,7 +144,7 @@ std::vector<jit::Specialization> chosen_kernels(const Context& context, const Ke
                      .passes = named(choice.passes, "--pass", k_passes),
                      .dtypes = named_dtypes(choice.dtypes),
                      .targets = asked.empty() ? targets : asked,
-                     .keep = context.settings.saved_mib.value_or(0) > 0,
+                     .keep = context.settings.saved_mib > 0,
                      .tunings = jit::read_tunings(layers_of(context).options)};
   if (!plan.shapes.empty()) expect_kernels_of_each_op(plan);
   if (plan.ops.empty()) plan.ops.assign(templates::ops().begin(), templates::ops().end());

@@ -68,12 +68,17 @@ constexpr jit::Parameter k_kept_parameters[] = {
     {"may_overwrite_kept", jit::Kind::flag, jit::field_of<&LinearLogpCall::may_overwrite_kept>},
 };
 
+// What a forward keeps for its backward, without memory; absent where that is nothing.
+Tensor kept_by(const LinearLogpCall& call) {
+  const auto& dispatcher = jit::Dispatcher::instance();
+  if (!linear_logp_keeps(call, dispatcher.target(call.device))) return {};
+  return linear_logp_kept_tensor(call, dispatcher.saved_mib());
+}
+
 // Exponentials for the backward, or None where none are to be kept.
 py::object make_kept(Bound<LinearLogpCall>& bound) {
   LinearLogpCall& call = bound.call;
-  const auto& dispatcher = jit::Dispatcher::instance();
-  if (!linear_logp_keeps(call, dispatcher.target(call.device))) return py::none();
-  const Tensor kept = linear_logp_kept_tensor(call, dispatcher.saved_mib());
+  const Tensor kept = kept_by(call);
   return kept.present() ? bound.make_like(kept, call.kept) : py::none();
 }
 
@@ -199,7 +204,7 @@ py::tuple explain(const py::dict& arguments) {
   if (call.return_stats) call.argmax = per_row;
   if constexpr (std::is_same_v<Call, LinearLogpCall>) {
     const bool keeps = !backward && flag_of(arguments, "keep", call);
-    if (keeps) call.kept = linear_logp_kept_tensor(call, jit::Dispatcher::instance().saved_mib());
+    if (keeps) call.kept = kept_by(call);
   }
   if (backward) {
     call.pass = jit::Pass::bwd;

@@ -106,8 +106,8 @@ void check_kept(const LinearLogpCall& call) {
   const Given kept{call, call.kept, "kept"};
   expect_device(kept, "hidden");
   LinearLogpCall same = call;
-  same.saved_mib = std::int64_t{1} << 40;
-  const Tensor most = linear_logp_kept_tensor(same);
+  same.saved_mib.reset();
+  const Tensor most = linear_logp_kept_tensor(same, std::int64_t{1} << 40);
   const Tensor& given = call.kept;
   const std::int64_t step = linear_logp_kept_step(call);
   const bool fits = given.rank == 2 && given.dtype == most.dtype &&

@@ -29,8 +29,8 @@ struct CudaPlan {
   std::size_t num_row_copies = 0;
 };
 
-// The products of a call: rows of a tile of logits, or of a cluster's tiles, and whether they are made by the loop of
-// sm_90a, which reads matrices by tensor maps and cannot gather.
+// The products of a call: rows of a tile of logits, or of a cluster's tiles, and whether they are
+// made by the loop of sm_90a, which reads matrices by tensor maps and cannot gather.
 struct CudaLoop {
   int rows = 0;
   bool is_sm90 = false, is_dynamic = false;

@@ -12,9 +12,6 @@
 namespace rlk {
 namespace {
 
-// Where nothing says how much; docs/linear_logp.md has what other budgets give.
-constexpr std::int64_t k_default_mib = 512;
-
 std::int64_t segment_columns(std::int64_t vocab) { return ceil_div(vocab, kLogpSegments); }
 
 // The CPU's kernels compute with fp32 alone.
@@ -53,11 +50,10 @@ std::int64_t linear_logp_kept_segments(const LinearLogpCall& call) {
   return call.kept.shape[1] / linear_logp_kept_step(call);
 }
 
-Tensor linear_logp_kept_tensor(const LinearLogpCall& call, std::optional<std::int64_t> saved_mib) {
+Tensor linear_logp_kept_tensor(const LinearLogpCall& call, std::int64_t saved_mib) {
   if (call.softcap || call.entropy_grad) return {};
   const std::int64_t rows = call.target.num_elements();
-  const std::int64_t mib = call.saved_mib ? *call.saved_mib : saved_mib.value_or(k_default_mib);
-  const std::int64_t segments = segments_within(call, mib);
+  const std::int64_t segments = segments_within(call, call.saved_mib.value_or(saved_mib));
   if (segments == 0) return {};
   const std::array shape{rows, segments * linear_logp_kept_step(call)};
   return dense_tensor(nullptr, kept_dtype(call), call.device, shape);

@@ -41,9 +41,8 @@ std::int64_t linear_logp_kept_segments(const LinearLogpCall& call);
 std::int64_t linear_logp_kept_step(const LinearLogpCall& call);
 
 // `kept` of the forward of a call that will be differentiated in hidden or weight, without memory;
-// absent where nothing is kept. `saved_mib`: of the setting, where it is set.
-Tensor linear_logp_kept_tensor(const LinearLogpCall& call,
-                               std::optional<std::int64_t> saved_mib = {});
+// absent where nothing is kept. `saved_mib`: where the call says none.
+Tensor linear_logp_kept_tensor(const LinearLogpCall& call, std::int64_t saved_mib);
 
 // Whether the kernels of the call's target keep exponentials.
 bool linear_logp_keeps(const LinearLogpCall& call, Target target);

@@ -156,7 +156,7 @@ TEST_P(LaunchCpuTest, WhatIsKeptChangesNoBits) {
       SCOPED_TRACE(testing::Message() << segments << " segments, some rows: " << some);
       call.pass = jit::Pass::fwd;
       call.kept = {};
-      const Int64 cols = segments * linear_logp_kept_pitch(k_vocab);
+      const Int64 cols = segments * linear_logp_kept_step(call);
       if (segments > 0) call.kept = output(DType::f32, {k_rows, cols});
       launch(call);
       LinearLogpCall backward = call;
