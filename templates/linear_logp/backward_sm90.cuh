@@ -182,7 +182,8 @@ RLK_DEVICE void turn_kept(const Args& a) {
   const WaveSegment columns = wave_segment(a, segment);
   const Sm90Type* const from =
       static_cast<const Sm90Type*>(a.kept.data) + (a.wave.first_segment + segment) * a.kept.step;
-  const Int64 max_at = a.kept.width + col / kLogpLeaf * 2;
+  const int kept_col = a.wave.first_leaf * kLogpLeaf + col;  // of the segment
+  const Int64 max_at = a.kept.width + kept_col / kLogpLeaf * 2;
   Sm90Type* const to = static_cast<Sm90Type*>(a.wave.grad_logits) + segment * a.wave.step + col;
 #pragma unroll 1
   for (; first < end; first += kRowsAtOnce) {
@@ -193,7 +194,7 @@ RLK_DEVICE void turn_kept(const Args& a) {
       const Int64 row = call_row(a, min(first + r, count > 0 ? count - 1 : 0));
       const Sm90Type* const kept = from + row * a.kept.pitch;
       if (first + r < count) {
-        ld_stream(x[r], kept + col);
+        ld_stream(x[r], kept + kept_col);
         max[r] = *reinterpret_cast<const float*>(kept + max_at);
       }
     }
