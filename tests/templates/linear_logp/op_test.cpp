@@ -151,31 +151,33 @@ LinearLogpCall kept_call(std::int64_t rows, std::int64_t vocab, DType dtype, Dev
   return call;
 }
 
-TEST(LinearLogpOp, ABudgetHoldsWholeSegments) {
+TEST(LinearLogpOp, ABudgetHoldsAllSegmentsOrHalfOfThem) {
   constexpr std::int64_t k_vocab = 131072, k_rows = 4096;  // 128 MiB a segment of 16 bits
   LinearLogpCall call = kept_call(k_rows, k_vocab, DType::bf16, Device::Kind::cuda);
-  const auto segments = [&](std::optional<std::int64_t> own, std::optional<std::int64_t> set) {
+  const auto segments = [&](std::optional<std::int64_t> own, std::int64_t set) {
     call.saved_mib = own;
     call.kept = linear_logp_kept_tensor(call, set);
     return linear_logp_kept_segments(call);
   };
-  EXPECT_EQ(segments({}, {}), 0);
-  EXPECT_EQ(segments(127, {}), 0);
-  EXPECT_EQ(segments(128, {}), 1);
-  EXPECT_EQ(call.kept.shape[1], k_vocab / 8);
+  EXPECT_EQ(segments({}, 0), 0);
+  EXPECT_EQ(segments(511, 0), 0);
+  EXPECT_EQ(segments(512, 0), 4);
+  // And an fp32 maximum of each leaf of 192 columns, in whole units of 64 elements.
+  EXPECT_EQ(call.kept.shape[1], 4 * (k_vocab / 8 + 192));
   EXPECT_EQ(call.kept.dtype, DType::bf16);
-  EXPECT_EQ(segments(1023, {}), 7);
-  EXPECT_EQ(segments(1 << 20, {}), 8);
-  EXPECT_EQ(segments({}, 256), 2);
-  EXPECT_EQ(segments(0, 256), 0);
+  EXPECT_EQ(segments(1023, 0), 4);
+  EXPECT_EQ(segments(1024, 0), 8);
+  EXPECT_EQ(segments(1 << 20, 0), 8);
+  EXPECT_EQ(segments({}, 512), 4);
+  EXPECT_EQ(segments(0, 512), 0);
   call.entropy_grad = true;
-  EXPECT_EQ(segments(1 << 20, {}), 0);
+  EXPECT_EQ(segments(1 << 20, 0), 0);
 }
 
 TEST(LinearLogpOp, KeptSegmentsBeginAtWholeUnits) {
   LinearLogpCall call = kept_call(3, 17, DType::f16, Device::Kind::cpu);
   call.saved_mib = 1;
-  call.kept = linear_logp_kept_tensor(call, {});
+  call.kept = linear_logp_kept_tensor(call, 0);
   EXPECT_EQ(call.kept.dtype, DType::f32);
   EXPECT_EQ(linear_logp_kept_segments(call), 6);  // of three columns, the last of two
   EXPECT_EQ(call.kept.shape[1], 6 * 64);
