@@ -8,6 +8,7 @@ import ctypes
 import datetime
 import gc
 import json
+import math
 import os
 import platform
 import statistics
@@ -262,7 +263,7 @@ def number(value: object) -> str:
     """A number with two to four significant digits; "-" for what was not measured."""
     if value is None:
         return "-"
-    if not isinstance(value, float):
+    if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
     if 0 < abs(value) < 0.1:
         return f"{value:.2g}"

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import random
+import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,8 +49,12 @@ class Runner:
 
 
 class Clock:
-    def __init__(self, device: str) -> None:
+    def __init__(
+        self, device: str, burst_ms: float = BURST_MS, most_calls: int = MOST_CALLS
+    ) -> None:
         self._cuda = device == "cuda"
+        self._burst_ms = burst_ms
+        self._most_calls = most_calls
 
     def synchronize(self) -> None:
         if self._cuda:
@@ -71,7 +78,8 @@ class Clock:
 
     def calls_for(self, run: Callable[[], Any]) -> int:
         """How many calls a burst has."""
-        return max(1, min(MOST_CALLS, math.ceil(BURST_MS / max(self.burst_ms(run, 2), 1e-3))))
+        one = max(self.burst_ms(run, 2), 1e-3)
+        return max(1, min(self._most_calls, math.ceil(self._burst_ms / one)))
 
     def race(
         self,
@@ -83,8 +91,8 @@ class Clock:
     ) -> tuple[dict[str, Samples], dict[str, str]]:
         """Bursts of every runner in turn, a burst of the plain product before and after each.
 
-        Each round begins with another runner. Stops after `rounds`, or after `seconds` where three
-        rounds are there. Returns the samples, and why a runner dropped out.
+        Each round has a random order of its own. Stops after `rounds`, or after `seconds` where
+        three rounds are there. Returns the samples, and why a runner dropped out.
         """
         product_calls = self.calls_for(product)
         samples: dict[str, Samples] = {}
@@ -104,14 +112,14 @@ class Clock:
             calls = attempt(name, self.calls_for)
             if calls is not None:
                 samples[name] = Samples(calls)
+        order = random.Random(1)
         start = time.perf_counter()
         for number in range(rounds):
             if number >= 3 and time.perf_counter() - start > seconds:
                 break
             names = [name for name in runners if name not in failed]
-            turn = number % max(len(names), 1)
             before = self.burst_ms(product, product_calls)
-            for name in names[turn:] + names[:turn]:
+            for name in order.sample(names, len(names)):
                 calls = samples[name].calls
                 ms = attempt(name, lambda run, calls=calls: self.burst_ms(run, calls))
                 if ms is None:
@@ -143,6 +151,22 @@ class Clock:
             return None
         free, total = torch.cuda.mem_get_info()
         return (total - free - torch.cuda.memory_reserved()) / MIB
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """TimeoutError where Python code is still inside after that; on the main thread alone."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def tensors(result: Any) -> tuple[Any, ...]:

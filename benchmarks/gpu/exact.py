@@ -26,17 +26,16 @@ class Exact:
 
     def errors(self, result: tuple[Any, ...]) -> dict[str, float]:
         """Largest and mean distance of the log-probs; the gradients' largest, relative to the
-        largest exact entry. NaN where anything is NaN."""
+        largest exact entry, as far as the result has them. NaN where anything is NaN."""
         distance = (result[0].detach().double() - self.logp).abs()
         found = {"max_error": float(distance.max()), "mean_error": float(distance.mean())}
-        if len(result) > 1:
-            parts = {
-                "hidden": (result[1][self.rows], self.grad_hidden),
-                "weight": (result[2][self.ids], self.grad_weight),
-            }
-            for name, (got, want) in parts.items():
-                largest = (got.double() - want).abs().max() / want.abs().max()
-                found[f"max_error_grad_{name}"] = float(largest)
+        parts = (
+            ("hidden", self.rows, self.grad_hidden),
+            ("weight", self.ids, self.grad_weight),
+        )
+        for (name, where, want), got in zip(parts, result[1:], strict=False):
+            largest = (got[where].double() - want).abs().max() / want.abs().max()
+            found[f"max_error_grad_{name}"] = float(largest)
         return found
 
 

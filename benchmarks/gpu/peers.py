@@ -75,6 +75,13 @@ def verl() -> LogProb:
     return lambda hidden, weight, target: apply(hidden, weight, target, 1.0, "none", None)[0]
 
 
+def verl_chunked() -> LogProb:
+    """verl's fallback in torch: rows in chunks of 512, logits computed again by the backward."""
+    module = _import_below("verl.utils.experimental.torch_functional")
+    apply = module.FusedLinearForPPOFunction.apply
+    return lambda hidden, weight, target: apply(hidden, weight, target, 1.0, 512)[0]
+
+
 def _import_below(name: str) -> Any:
     """Imports a module without running its packages' own __init__, which want far more (Ray)."""
     top = name.split(".")[0]
@@ -101,6 +108,7 @@ MAKERS: dict[str, Callable[[], LogProb]] = {
     "CCE, exact": lambda: cut_cross_entropy(None),
     "CCE, filtered": lambda: cut_cross_entropy("high"),
     "verl": verl,
+    "verl chunked": verl_chunked,
 }
 
 

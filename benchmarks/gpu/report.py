@@ -136,7 +136,7 @@ def figures(parts: Parts, kernels: list[dict[str, Any]]) -> list[Figure]:
     error = max((e for e in errors if e is not None), default=None)
     what = "largest error of the log-probs, float64"
     found.append(Figure(what, error, "", ERROR_BAR, "benchmark inputs, all rows", strict=False))
-    found += forward_figures(parts)
+    found += forward_figures(parts) + backward_figures(parts)
     found += first_call_figures(parts) + host_figures(parts) + bit_figures(parts)
     spilled = [kernel["spilled_bytes"] for kernel in kernels if "spilled_bytes" in kernel]
     what, text = "bytes spilled", f"{len(spilled)} kernels that the run compiled"
@@ -196,6 +196,34 @@ def forward_figures(parts: Parts) -> list[Figure]:
     long = parts.get("forward", {}).get("memory_mib")
     found.append(Figure("the same, 131072 rows", long, "MiB", 64, strict=False))
     return found
+
+
+def backward_figures(parts: Parts) -> list[Figure]:
+    """Of the parts "backward" and "backward_peers": forward and backward against the product, one
+    line a shape; rlk's other candidates, or the fastest peer, in words."""
+    found = []
+    for part in ("backward", "backward_peers"):
+        runs = parts.get(part, {}).get("runs", [])
+        for shape in dict.fromkeys(tuple(run[key] for key in SHAPE) for run in runs):
+            rows = [run for run in runs if tuple(run[key] for key in SHAPE) == shape]
+            of_shape: Parts = {part: {"runs": rows}}
+            row = run_of(of_shape, part, "fwd+bwd") or rows[0]
+            text = f"{row['ms']:.3f} ms, g {row['g_ms']:.3f} ms" if "ms" in row else note(row)
+            text += f", {row['extra_mib']:.0f} MiB" if row.get("extra_mib") is not None else ""
+            best = best_peer(of_shape, part, "fwd+bwd")
+            others = [best] if best else other_ratios(rows)
+            what = f"forward + backward {'x'.join(map(str, shape))}"
+            what += ", beside peers" if part == "backward_peers" else ""
+            words = "; ".join(filter(None, [text, *others]))
+            found.append(Figure(what, row.get("ratio"), "g", note=words))
+    return found
+
+
+def other_ratios(rows: list[dict[str, Any]]) -> list[str]:
+    """rlk's candidates besides the plain one."""
+    own = "rlk, "
+    named = {run["candidate"].removeprefix(own): run for run in rows if own in run["candidate"]}
+    return [f"{name}: {run['ratio']:.2f} g" for name, run in named.items() if "ratio" in run]
 
 
 def first_call_figures(parts: Parts) -> list[Figure]:

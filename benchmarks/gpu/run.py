@@ -38,6 +38,8 @@ PARTS = (
     "variants",
     "rows",
     "dtypes",
+    "backward",
+    "backward_peers",
 )
 MOST_TRIES = 4
 MOST_SECONDS = 150.0  # of one try
@@ -46,7 +48,7 @@ PROGRAM = str(Path(__file__).resolve().parents[1] / "linear_logp.py")
 
 def measurer(part: str) -> Callable[[Job], dict[str, Any]]:
     """What a part's process runs."""
-    from gpu import facts, first_call, forward, host, shapes
+    from gpu import backward, facts, first_call, forward, host, shapes
 
     return {
         "card": facts.measure,
@@ -59,6 +61,8 @@ def measurer(part: str) -> Callable[[Job], dict[str, Any]]:
         "variants": shapes.variants,
         "rows": shapes.by_rows,
         "dtypes": shapes.dtypes,
+        "backward": backward.own,
+        "backward_peers": backward.against_peers,
     }[part]
 
 

@@ -51,12 +51,12 @@ def everybody() -> tuple[Entry, ...]:
 # --- The products ---------------------------------------------------------------------------------
 
 
-def plain_product(drawn: dict[str, Any], padded: bool = True) -> Callable[[], Any]:
-    """g: hidden @ weight.T in the storage type, V padded to a multiple of 64, into memory that is
+def plain_product(drawn: dict[str, Any], multiple: int = 64) -> Callable[[], Any]:
+    """g: hidden @ weight.T in the storage type, V padded to a multiple, into memory that is
     there."""
     hidden, weight = drawn["hidden"], drawn["weight"]
-    if padded:
-        weight = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % 64))
+    if len(weight) % multiple:
+        weight = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % multiple))
     out = hidden.new_empty(len(hidden), len(weight))
     return lambda: torch.mm(hidden, weight.T, out=out)
 
@@ -82,7 +82,7 @@ def other_products(drawn: dict[str, Any], which: str) -> dict[str, Callable[[], 
     if which == "fwd+bwd":
         return {THREE: lambda: three_products(drawn)}
     padded = len(drawn["weight"]) % 64 == 0
-    return {} if padded else {UNPADDED: lambda: plain_product(drawn, padded=False)}
+    return {} if padded else {UNPADDED: lambda: plain_product(drawn, multiple=1)}
 
 
 # --- One shape ------------------------------------------------------------------------------------
