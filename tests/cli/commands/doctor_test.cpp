@@ -47,7 +47,7 @@ TEST_F(CliTest, DoctorCountsDamage) {
 TEST_F(CliTest, DoctorTellsTheSettingsInForce) {
   EXPECT_NE(run({"doctor"})
                 .out.find("RLK_JIT=sync RLK_LOG=warn RLK_VALIDATE=async RLK_WORKSPACE_MIB=768 "
-                          "RLK_CACHE_DIR="),
+                          "RLK_SAVED_MIB=512 RLK_CACHE_DIR="),
             std::string::npos);
   ::setenv("RLK_VALIDATE", "sync", 1);
   ::setenv("RLK_WORKSPACE_MIB", "64", 1);

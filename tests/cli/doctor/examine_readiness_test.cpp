@@ -67,6 +67,7 @@ TEST_F(ExamineReadinessTest, TheModelsKernelsMustBeThere) {
   choice.models = {"V=100,D=64"};
   choice.ops = {"linear_logp"};
   choose_one_tile();
+  settings_.saved_mib = 0;
   store_kernel(k_fwd);
   auto findings = examine(12080, choice);
   ASSERT_EQ(findings.size(), 1u);
@@ -76,6 +77,12 @@ TEST_F(ExamineReadinessTest, TheModelsKernelsMustBeThere) {
   store_kernel(k_bwd, "nvrtc-12.0-of-another");
   findings = examine(12080, choice);
   EXPECT_EQ(findings[0].state, State::good);
+  // A forward that keeps exponentials is another kernel.
+  settings_.saved_mib = 512;
+  findings = examine(12080, choice);
+  EXPECT_EQ(findings[0].text,
+            "2 of 3 of the models' kernels are cached; missing: linear_logp.fwd[x=bf16 V=100 D=64 "
+            "keep=yes]@sm_90a; rlk-jit warm compiles them");
   // For another card.
   choice.archs = {"sm_80"};
   EXPECT_EQ(examine(12080, choice)[0].state, State::fail);
@@ -85,6 +92,7 @@ TEST_F(ExamineReadinessTest, SoMustTheTilesOfAllRows) {
   KernelChoice choice;
   choice.models = {"V=100,D=64"};
   choice.ops = {"linear_logp"};
+  settings_.saved_mib = 0;
   store_kernel(k_fwd);
   store_kernel(k_bwd);
   EXPECT_TRUE(examine(12080, choice)[0].text.starts_with(

@@ -52,7 +52,7 @@ def test_the_workspace_of_both_passes(budget, dtype):
     if budget is not None:
         rlk.jit.configure(workspace_mib=budget)
     given = operands(dtype=dtype)
-    most = allowed_mib(budget or 512, ROWS, 2)
+    most = allowed_mib(budget or 768, ROWS, 2)
     assert extra_mib(lambda: rlk.jit.linear_logp(*given)) <= most
     assert extra_mib(backward(given)) <= most
 
@@ -63,10 +63,10 @@ def test_the_workspace_under_autograd():
     weight.requires_grad_()
 
     def step():
-        logp = rlk.jit.linear_logp(hidden, weight, target)
+        logp = rlk.jit.linear_logp(hidden, weight, target, saved_mib=0)
         return torch.autograd.grad(logp.sum(), (hidden, weight))
 
-    assert extra_mib(step) <= allowed_mib(512, ROWS, 2)
+    assert extra_mib(step) <= allowed_mib(768, ROWS, 2)
 
 
 def test_float32():
@@ -95,14 +95,14 @@ def test_a_forward_without_inactive_rows(rows, most_mib):
     )
 
 
-def test_what_was_saved_for_the_backward_is_two_numbers_a_row():
+def test_what_was_saved_for_the_backward_is_three_numbers_a_row():
     hidden, weight, target = operands()
     hidden.requires_grad_()
-    rlk.jit.linear_logp(hidden, weight, target)
+    rlk.jit.linear_logp(hidden, weight, target, saved_mib=0)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    logp = rlk.jit.linear_logp(hidden, weight, target)
-    assert torch.cuda.memory_allocated() - before <= 3 * 4 * ROWS + 3 * 512
+    logp = rlk.jit.linear_logp(hidden, weight, target, saved_mib=0)
+    assert torch.cuda.memory_allocated() - before <= 4 * 4 * ROWS + 4 * 512
     assert logp.requires_grad
 
 
