@@ -21,6 +21,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <sstream>
 #include <string>
@@ -42,6 +43,7 @@ const Shape k_shapes[] = {{{"V", 131072},
                            {"logit_scale", 0},
                            {"entropy", 0},
                            {"stats", 0},
+                           {"keep", 0},
                            {"loss", 0},
                            {"tis", 1},
                            {"kl", 0},
@@ -59,6 +61,7 @@ const Shape k_shapes[] = {{{"V", 131072},
                            {"logit_scale", 1},
                            {"entropy", 1},
                            {"stats", 1},
+                           {"keep", 0},
                            {"loss", 1},
                            {"dual_clip", 2},
                            {"tis", 3},
@@ -77,6 +80,7 @@ const Shape k_shapes[] = {{{"V", 131072},
                            {"logit_scale", 0},
                            {"entropy", 1},
                            {"stats", 0},
+                           {"keep", 0},
                            {"loss", 3},
                            {"tis", 2},
                            {"kl", 2},
@@ -117,9 +121,24 @@ void set_det_gemm_tile(const Shape& shape, jit::Specialization& spec) {
   spec.values[k_det_gemm_tile] = tiles[nth % tiles.size()];
 }
 
-// The generic variant and one for each shape; then the first two shapes' in their other tiles.
-std::vector<jit::Specialization> variants(const jit::Specialization& generic) {
-  std::vector<jit::Specialization> all{generic};
+// A forward that keeps exponentials, where one can; with a softcap none does.
+std::optional<jit::Specialization> keeping(jit::Specialization spec) {
+  if (spec.op->name != "linear_logp" || spec.pass != jit::Pass::fwd) return {};
+  if (!linear_logp_uses_sm90_loop(static_cast<int>(spec.values[0]), spec.target)) return {};
+  spec.values[k_linear_logp_keep] = 1;
+  spec.values[k_linear_logp_softcap] = 0;
+  return spec;
+}
+
+struct Variants {
+  std::vector<jit::Specialization> by_all;  // NVRTCs
+  std::vector<jit::Specialization> by_one;
+};
+
+// By one will do for the generic variant, which the build has made by the other, for the least
+// shape, whose code is no larger than that of the second, and for other tiles.
+Variants variants(const jit::Specialization& generic) {
+  Variants all{.by_all = {}, .by_one = {generic}};
   for (const Shape& shape : k_shapes) {
     jit::Specialization spec = generic;
     for (std::size_t i = 0; i < spec.op->constants.size(); ++i) {
@@ -129,11 +148,15 @@ std::vector<jit::Specialization> variants(const jit::Specialization& generic) {
     set_det_gemm_tile(shape, spec);
     // A new op's constant would silently stay run-time here.
     EXPECT_NE(spec, generic) << "no shape has a constant of " << generic.text();
-    all.push_back(spec);
-  }
-  for (std::size_t i = 1; i <= 2; ++i) {
-    const auto others = generic.op->alternatives(all[i]);
-    all.insert(all.end(), others.begin(), others.end());
+    const bool is_least = &shape == std::end(k_shapes) - 1;
+    const auto add = [&](const jit::Specialization& made) {
+      (is_least ? all.by_one : all.by_all).push_back(made);
+      if (is_least) return;
+      const auto others = generic.op->alternatives(made);
+      all.by_one.insert(all.by_one.end(), others.begin(), others.end());
+    };
+    add(spec);
+    if (const auto keeps = keeping(spec)) add(*keeps);
   }
   return all;
 }
@@ -227,13 +250,9 @@ TEST_P(CudaCompileTest, NothingSpills) {
   int num_checked = 0, num_new = 0;
   const auto& [target, op] = GetParam();
   for (const auto& generic : op->generic_variants(target)) {
-    const auto all = variants(generic);
-    for (const auto& spec : all) {
-      // One will do for the generic variant, which the build has made by the other, for the
-      // least shape, whose code is no larger than that of the second, and for other tiles.
-      const bool is_inner = &spec == &all[1] || &spec == &all[2];
-      for (const auto& compiler :
-           std::span(all_compilers).first(is_inner ? all_compilers.size() : 1)) {
+    const Variants all = variants(generic);
+    const auto compile = [&](const jit::Specialization& spec, std::size_t num_compilers) {
+      for (const auto& compiler : std::span(all_compilers).first(num_compilers)) {
         SCOPED_TRACE(spec.text() + " by " + compiler->identity());
         try {
           const auto kernel = jit::ship_kernel(spec, *compiler, store);
@@ -244,7 +263,9 @@ TEST_P(CudaCompileTest, NothingSpills) {
           ADD_FAILURE() << error.what();
         }
       }
-    }
+    };
+    for (const auto& spec : all.by_all) compile(spec, all_compilers.size());
+    for (const auto& spec : all.by_one) compile(spec, 1);
   }
   EXPECT_GT(num_checked, 0);
   std::printf("%d kernels, %d of them compiled now\n", num_checked, num_new);
