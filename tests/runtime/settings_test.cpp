@@ -83,14 +83,15 @@ TEST(Settings, EveryVariableIsRead) {
 // What is shown of a value is what sets it.
 TEST(Settings, EveryValueIsShownAsItIsTaken) {
   const std::map<std::string_view, std::string> texts = {
-      {"policy", "async"},           {"arch", "x86-64-v2,sm_80"},
-      {"num_threads", "5"},          {"log", "error"},
-      {"specialize", "False"},       {"validate", "sync"},
-      {"workspace_mib", "9"},        {"max_sms", "7"},
-      {"tile", "64-static"},         {"cache_dir", "/d"},
-      {"RLK_CACHE_PATH", "/a:/b"},   {"RLK_CACHE_SIZE", "3MiB"},
-      {"RLK_CACHE_SHARED", "group"}, {"RLK_NVRTC", "/n"},
-      {"RLK_TRACE", "/t"},           {"RLK_DUMP_DIR", "/u"}};
+      {"policy", "async"},        {"arch", "x86-64-v2,sm_80"},
+      {"num_threads", "5"},       {"log", "error"},
+      {"specialize", "False"},    {"validate", "sync"},
+      {"workspace_mib", "9"},     {"saved_mib", "3"},
+      {"max_sms", "7"},           {"tile", "64-static"},
+      {"cache_dir", "/d"},        {"RLK_CACHE_PATH", "/a:/b"},
+      {"RLK_CACHE_SIZE", "3MiB"}, {"RLK_CACHE_SHARED", "group"},
+      {"RLK_NVRTC", "/n"},        {"RLK_TRACE", "/t"},
+      {"RLK_DUMP_DIR", "/u"}};
   EXPECT_EQ(texts.size(), all_settings().size());
   for (const Setting& setting : all_settings()) {
     const std::string& text = texts.at(setting.name.empty() ? setting.variable : setting.name);
