@@ -209,12 +209,20 @@ void note(FakeCuda::Launch launch) {
   if (fake().on_launch) fake().on_launch(launch);
   fake().launches.push_back(std::move(launch));
 }
-Result launch_kernel(Function function, unsigned grid_x, unsigned, unsigned, unsigned block_x,
-                     unsigned, unsigned, unsigned shared_bytes, Stream stream, void** arguments,
-                     void**) {
+Result launch_kernel(Function function, unsigned grid_x, unsigned grid_y, unsigned,
+                     unsigned block_x, unsigned, unsigned, unsigned shared_bytes, Stream stream,
+                     void** arguments, void**) {
   return answer("cuLaunchKernel", [&] {
-    note({reinterpret_cast<Kernel>(function)->name, current_device(), grid_x, block_x, shared_bytes,
-          stream, arguments});
+    note({reinterpret_cast<Kernel>(function)->name,
+          current_device(),
+          grid_x,
+          block_x,
+          shared_bytes,
+          stream,
+          arguments,
+          {},
+          1,
+          grid_y});
   });
 }
 Result launch_kernel_ex(const LaunchConfig* config, Function function, void** arguments, void**) {
@@ -230,7 +238,8 @@ Result launch_kernel_ex(const LaunchConfig* config, Function function, void** ar
           config->stream,
           arguments,
           {},
-          cluster});
+          cluster,
+          config->grid_y});
   });
 }
 Result stream_is_capturing(Stream, CaptureStatus* status) {

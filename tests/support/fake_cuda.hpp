@@ -27,6 +27,7 @@ struct FakeCuda {
     void** arguments = nullptr;               // gone after the launch
     std::vector<std::byte> first_argument{};  // as far as argument_bytes said
     unsigned cluster = 1;
+    unsigned grid_y = 1;
   };
   struct Memset {
     std::uint64_t address = 0;

@@ -60,6 +60,7 @@ template <class Args, class Copy = CudaCopy>
 struct LaunchedStep {
   std::string name;  // "main" of rlk_linear_logp_fwd_main
   unsigned blocks = 0, threads = 0, shared_bytes = 0, cluster = 1;
+  unsigned blocks_y = 1;
   int device = -1;
   runtime::cuda::Stream stream = nullptr;
   Args args{};  // of every step but pack
@@ -125,6 +126,7 @@ class LaunchFixture : public CudaTest {
       EXPECT_EQ(launch.stream, k_stream);
       EXPECT_GE(launch.grid_x, 1u);
       EXPECT_LT(launch.grid_x, 1u << 31);
+      EXPECT_TRUE(launch.grid_y >= 1 && launch.grid_y < 1u << 16) << launch.grid_y;
       EXPECT_EQ(launch.block_x % 32, 0u);
       EXPECT_TRUE(launch.block_x >= 32 && launch.block_x <= 1024) << launch.block_x;
       EXPECT_LE(static_cast<int>(launch.shared_bytes), shared_limit_bytes(target));
@@ -181,6 +183,7 @@ class LaunchFixture : public CudaTest {
       step.threads = launch.block_x;
       step.shared_bytes = launch.shared_bytes;
       step.cluster = launch.cluster;
+      step.blocks_y = launch.grid_y;
       step.device = launch.device;
       step.stream = launch.stream;
       void* const to = step.name == "pack" ? static_cast<void*>(&step.copy) : &step.args;

@@ -172,6 +172,28 @@ TEST_F(LaunchCudaBackwardTest, NoRowsZeroTheOtherGradients) {
   }
 }
 
+// What grad_weight holds stays, and each gets one sum added in its one wave.
+TEST_F(LaunchCudaBackwardTest, SumsAreAddedToTheWeightsGradient) {
+  for (const Target target : {Target::sm_100, Target::sm_90a}) {
+    for (const Int64 rows : {Int64{1000}, Int64{0}}) {
+      const CudaCase wanted{.rows = rows, .pass = k_bwd, .target = target};
+      LinearLogpCall call = make(wanted);
+      call.grad_weight = tensor(DType::f32, {wanted.vocab, wanted.dim});
+      call.accumulates = true;
+      const auto all = run(call, wanted);
+      const auto address = reinterpret_cast<std::uint64_t>(call.grad_weight.data);
+      for (const auto& zeroed : fake_.memsets) EXPECT_NE(zeroed.address, address);
+      EXPECT_EQ(names(), rows == 0 ? "" : "rows pack grads dz dh join dw");
+      for (const CudaStep& step : all) {
+        if (step.name == "pack") continue;
+        EXPECT_EQ(step.args.adds_weight, 1);
+        EXPECT_EQ(step.args.grad_weight, call.grad_weight.data);
+        EXPECT_EQ(step.args.grad_weight_row_stride, wanted.dim);
+      }
+    }
+  }
+}
+
 TEST_F(LaunchCudaBackwardTest, SmallestSizes) {
   for (const Int64 dim : {1, 2, 8}) {
     const auto all = run({.rows = 1, .vocab = 1, .dim = dim, .pass = k_bwd});

@@ -28,6 +28,11 @@ LinearLogpCall LaunchCudaTest::make(const CudaCase& wanted) {
   call.row_max = tensor(DType::f32, {wanted.rows});
   call.row_log_sum = tensor(DType::f32, {wanted.rows});
   call.log_prob = tensor(DType::f32, {wanted.rows});
+  if (wanted.kept_segments > 0) {
+    const Int64 step = linear_logp_kept_step(call);
+    call.kept = tensor(dtype, {wanted.rows, wanted.kept_segments * step});
+  }
+  call.may_overwrite_kept = wanted.may_overwrite_kept;
   if (wanted.pass == jit::Pass::fwd) {
     if (wanted.has_lse) call.lse = tensor(DType::f32, {wanted.rows});
     if (!wanted.has_stats) return call;
@@ -63,7 +68,7 @@ std::vector<CudaStep> LaunchCudaTest::run(const LinearLogpCall& call, const Cuda
                   &call.row_log_sum,  &call.log_prob,   &call.lse,         &call.max_logit,
                   &call.argmax,       &call.mean_logit, &call.sum_p2,      &call.grad_output,
                   &call.grad_entropy, &call.grad_lse,   &call.grad_hidden, &call.grad_weight,
-                  &call.grad_bias});
+                  &call.grad_bias,    &call.kept});
   }
   return steps();
 }
@@ -98,9 +103,11 @@ void LaunchCudaTest::expect_sound_workspace(DType dtype) {
     add("row_shift", args.row_shift, rows * 4);
     add("call_shift", args.call_shift, 4);
     add("hidden_shifted", args.hidden_shifted, rows * args.hidden_shifted_pitch * element_bytes);
-    if (step.name != "dz") continue;
+    if (step.name != "dz" && step.name != "turn") continue;
     const LinearLogpWave& wave = args.wave;
-    add("grad_logits", wave.grad_logits, rows * wave.pitch * element_bytes);
+    if (wave.grad_logits != args.kept.data) {
+      add("grad_logits", wave.grad_logits, rows * wave.pitch * element_bytes);
+    }
     if (wave.first_segment > 0 || wave.first_leaf > 0) continue;
     const LogpLeaves<kLogpLeaf> shape{args.vocab};
     const Int64 waves = ceil_div(shape.count() / shape.of_segment(), wave.num_segments);

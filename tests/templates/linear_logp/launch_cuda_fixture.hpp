@@ -24,6 +24,8 @@ struct CudaCase {
   bool has_entropy = false, has_lse = false;  // backward: upstream gradients of them
   bool has_stats = false;
   bool needs_hidden = true, needs_weight = true, needs_bias = false;
+  int kept_segments = 0;                        // whose exponentials are kept
+  bool may_overwrite_kept = false;              // backward
   Target target = Target::sm_100;               // the loops that gather; sm_90a has its own
   Int64 tile = 0;                               // of the constant kTile
   std::map<std::size_t, Int64> constants = {};  // others, by their index; else 0
