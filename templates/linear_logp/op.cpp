@@ -75,10 +75,6 @@ jit::Specialization specialize(const jit::OpCall& base, Target target, const jit
   const Tensor& weight = call.weight;
   auto spec = logits_specialization(call, target, weight.dtype, {weight.shape[0], weight.shape[1]});
   if (has_tiles(spec.values[0], call.pass, target)) {
-    // Statistics of leaves that fill no tile leave wgmma too few registers where all of that is
-    // constant. The vocabulary is a small one, and the generic kernel does.
-    const bool is_short = weight.shape[0] < std::int64_t{kLogpSegments} * kLogpLeaf;
-    if (is_short && spec.value_of("stats") == 1) return spec.generic();
     spec.values[k_linear_logp_tile] =
         call.tile ? *call.tile : tile_of(jit::row_class(call.target.num_elements()), tuning);
   }
