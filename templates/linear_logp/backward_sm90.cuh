@@ -84,7 +84,7 @@ class MakeGradLogits : public LogitsSm90 {
   template <class Turn>
   RLK_DEVICE void store(Sm90Loop& tile, Turn turn) {
     const volatile PlaceSm90& place = places[tile.group()];
-    SlabSm90::store<kSm90Type>(
+    SlabSm90::store<kSm90Type, 2>(  // more copies at once take registers that there are not
         tile, slabs, place.num_rows, place.num_cols, true,
         [&](int row) { return static_cast<Sm90Type*>(place.first) + row * a.wave.pitch; }, turn);
   }
