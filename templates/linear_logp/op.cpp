@@ -77,6 +77,8 @@ jit::Specialization specialize(const jit::OpCall& base, Target target, const jit
   if (has_tiles(spec.values[0], call.pass, target)) {
     spec.values[k_linear_logp_tile] =
         call.tile ? *call.tile : tile_of(jit::row_class(call.target.num_elements()), tuning);
+  } else {
+    spec.values[k_linear_logp_keep] = 0;  // another kernel on sm_90a alone
   }
   return spec;
 }

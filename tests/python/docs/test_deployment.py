@@ -197,7 +197,7 @@ def test_the_image_compiles_at_its_build_alone(site):
     image.build(text)
     names = json.loads((image.root / "opt/kernels/manifest.json").read_text())["kernels"]
     # A forward for each class of rows, and a backward; logp's two; grpo_loss's gradient.
-    assert [name.rpartition("@")[2] for name in names].count("sm_90a") == 7
+    assert [name.rpartition("@")[2] for name in names].count("sm_90a") == 10
     for path in (image.root / "opt/kernels").rglob("*"):
         assert path.stat().st_mode & 0o044 == 0o044, f"{path}: not to be read by all"
     site.run(shlex.join(image.command), **image.variables)
@@ -230,7 +230,7 @@ def test_the_slurm_job_runs_what_was_warmed(site):
     site.run(with_host(warm))
     site.run(job)
     told = site.run(health, RLK_CACHE_PATH=str(site.folder / "home/kernels")).stdout
-    assert "7 of 7 of the models' kernels are cached" in told
+    assert "10 of 10 of the models' kernels are cached" in told
     (report,) = site.reports()
     assert report["policy"] == "sync"
     assert (report["compiles"], report["fallbacks"], report["disk_hits"]) == (0, 0, 4)

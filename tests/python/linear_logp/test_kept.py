@@ -273,7 +273,7 @@ def test_explain_names_the_kernel_that_keeps(kept_dtype):
         return rlk.jit.explain(rlk.jit.linear_logp, **given, **options).kernel
 
     rlk.jit.configure(specialize=True)
-    assert "keep=yes" in kernel(saved_mib=ALL)
+    assert ("keep=yes" in kernel(saved_mib=ALL)) == (torch_name() != "cpu")  # one kernel there
     assert "keep" not in kernel(saved_mib=0)
     assert "keep" not in kernel(saved_mib=ALL, backward=True)
     with torch.no_grad():

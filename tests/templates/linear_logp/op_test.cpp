@@ -120,25 +120,29 @@ TEST(LinearLogpOp, AModelAsksForTheTilesOfAllRowsEachOnce) {
   EXPECT_EQ(model_kernels(DType::bf16, jit::Pass::fwd, Target::sm_90a, {}, true).size(), 6u);
 }
 
+// Another kernel where the loop of sm_90a makes the products.
 TEST(LinearLogpOp, ATrainingsForwardMayKeepExponentials) {
-  const auto kernels = [](jit::ModelShape shape, jit::Pass pass) {
+  const auto kernels = [](jit::ModelShape shape, jit::Pass pass, Target target = Target::sm_90a) {
     std::vector<std::string> names;
-    for (const auto& kernel :
-         op().model_variants(shape, DType::bf16, pass, Target::x86_64_v3, {})) {
+    for (const auto& kernel : op().model_variants(shape, DType::bf16, pass, target, {})) {
       names.push_back(kernel.text());
     }
     return names;
   };
   using Names = std::vector<std::string>;
-  const std::string plain = "linear_logp.fwd[x=bf16 V=10 D=8]@x86-64-v3";
   const jit::ModelShape trained{.vocab = 10, .hidden = 8, .keep = true};
-  EXPECT_EQ(kernels(trained, jit::Pass::fwd),
-            (Names{plain, "linear_logp.fwd[x=bf16 V=10 D=8 keep=yes]@x86-64-v3"}));
-  EXPECT_EQ(kernels({.vocab = 10, .hidden = 8}, jit::Pass::fwd), Names{plain});
+  const std::string keeping = "linear_logp.fwd[x=bf16 V=10 D=8 keep=yes";
+  EXPECT_EQ(
+      kernels(trained, jit::Pass::fwd),
+      (Names{fwd("64-dynamic"), fwd("64-static"), fwd(""), keeping + " tile=64-dynamic]@sm_90a",
+             keeping + " tile=64-static]@sm_90a", keeping + "]@sm_90a"}));
+  EXPECT_EQ(kernels({.vocab = 10, .hidden = 8}, jit::Pass::fwd).size(), 3u);
   EXPECT_EQ(kernels(trained, jit::Pass::bwd).size(), 1u);
+  EXPECT_EQ(kernels(trained, jit::Pass::fwd, Target::sm_80).size(), 1u);
+  EXPECT_EQ(kernels(trained, jit::Pass::fwd, Target::x86_64_v3).size(), 1u);
   jit::ModelShape capped = trained;
   capped.numbers = {{"softcap", 30.0}};
-  EXPECT_EQ(kernels(capped, jit::Pass::fwd).size(), 1u);
+  EXPECT_EQ(kernels(capped, jit::Pass::fwd).size(), 3u);
 }
 
 LinearLogpCall kept_call(std::int64_t rows, std::int64_t vocab, DType dtype, Device::Kind kind) {
