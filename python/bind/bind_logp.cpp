@@ -75,11 +75,17 @@ Tensor kept_by(const LinearLogpCall& call) {
   return linear_logp_kept_tensor(call, dispatcher.saved_mib());
 }
 
-// Exponentials for the backward, or None where none are to be kept.
+// Each target has its own layout of what is kept.
+int target_of(const LinearLogpCall& call) {
+  return static_cast<int>(jit::Dispatcher::instance().target(call.device));
+}
+
+// Exponentials for the backward and the target that makes them, or None where none are to be kept.
 py::object make_kept(Bound<LinearLogpCall>& bound) {
   LinearLogpCall& call = bound.call;
   const Tensor kept = kept_by(call);
-  return kept.present() ? bound.make_like(kept, call.kept) : py::none();
+  if (!kept.present()) return py::none();
+  return py::make_tuple(bound.make_like(kept, call.kept), target_of(call));
 }
 
 // The log-prob; where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
@@ -145,6 +151,9 @@ py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, boo
   auto bound = begin_backward<LinearLogpCall>(arguments, [&](Bound<LinearLogpCall>& begun) {
     LinearLogpCall& call = begun.call;
     bind_parameters(k_kept_parameters, arguments, call, begun.arguments);
+    if (call.kept.present() && arguments["kept_target"].cast<int>() != target_of(call)) {
+      call.kept = {};  // configure() has changed it since
+    }
     // Checked with the gradients that are asked for, before any is allocated.
     const Tensor none_yet = dense_tensor(nullptr, DType::f32, {}, {});
     if (needs_bias) call.grad_bias = call.bias.present() ? call.bias : none_yet;
@@ -152,6 +161,10 @@ py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, boo
   LinearLogpCall& call = bound.call;
   if (call.accumulate_into.present()) {
     constexpr const char* argument = "accumulate_into";
+    if (!needs_weight) {
+      throw InvalidArgument(ArgumentName{call.op->name, argument}.fault(
+          "None where weight's gradient is not asked for", "a tensor"));
+    }
     if (!bind_argument(arguments[argument], argument, call).is_writable) {
       throw InvalidArgument(ArgumentName{call.op->name, argument}.fault(
           "a tensor that can be written", "one that is read-only or would be copied"));

@@ -20,14 +20,16 @@ DType kept_dtype(const LinearLogpCall& call) {
 }
 
 // All or half of them: less would make a call of forward and backward faster by less than 5 %. A
-// budget counts what a segment's columns take, and no padding.
+// budget counts what a segment's columns take.
 std::int64_t segments_within(const LinearLogpCall& call, std::int64_t mib) {
   const std::int64_t rows = call.target.num_elements(), vocab = call.weight.shape[0];
   const auto element_bytes = static_cast<std::int64_t>(size_bytes(kept_dtype(call)));
-  const std::int64_t columns = segment_columns(vocab);
+  // Where padding is more than an eighth it counts.
+  const std::int64_t own = segment_columns(vocab), padded = linear_logp_kept_step(call);
+  const std::int64_t columns = padded > own + own / 8 ? padded : own;
   if (rows == 0) return 0;
   const std::int64_t held = (mib << 20) / (columns * element_bytes) / rows;
-  const std::int64_t all = ceil_div(vocab, columns);
+  const std::int64_t all = ceil_div(vocab, own);
   if (held >= all) return all;
   return held >= kLogpSegments / 2 ? kLogpSegments / 2 : 0;
 }

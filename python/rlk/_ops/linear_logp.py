@@ -176,10 +176,18 @@ def linear_logp_backward(
     """
     arguments = locals()
     needs = check_needs("linear_logp", needs, ("hidden", "weight", "bias"))
+    if getattr(accumulate_into, "requires_grad", False):
+        fail("linear_logp", "accumulate_into", "a tensor that needs no gradient", "one that does")
     has_bias = "bias" in needs and bias is not None
-    return LinearLogpGrads(
+    grads = LinearLogpGrads(
         *_core.linear_logp_backward(arguments, "hidden" in needs, "weight" in needs, has_bias)
     )
+    changed: Any = accumulate_into
+    if hasattr(changed, "_version"):  # torch must see that it has changed
+        import torch
+
+        torch.autograd.graph.increment_version(changed)
+    return grads
 
 
 def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from rlk import _core
 from rlk._ops.common import Arguments
 from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
-from rlk.errors import Fault, Unsupported, fail
+from rlk.errors import Fault, Unsupported, fail, text
 
 
 class _Claim:
@@ -30,14 +30,15 @@ class _LinearLogp(torch.autograd.Function):
     def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, arguments: Arguments) -> Any:
         keep = any(ctx.needs_input_grad[:2])
         found = _core.linear_logp_forward(arguments, True, keep)
-        log_prob, kept = found[0], found[5]
+        log_prob = found[0]
+        kept, target = found[5] or (None, None)
         # Of the log-prob a copy: callers may write over what they were given.
         saved = {"log_prob": log_prob.clone(), "kept": kept}
-        ctx.kept = _Kept(kept)
+        ctx.kept = _Kept(kept, target)
         # What gradients are added to is no value of the graph, which hooks would see and torch
         # would find changed by every other backward.
         ctx.accumulate_into = arguments["accumulate_into"]
-        ctx.weight = None if ctx.accumulate_into is None else weight
+        ctx.weight = None if ctx.accumulate_into is None else weakref.ref(weight)
         return _results(ctx, "linear_logp", {**arguments, "accumulate_into": None}, found, saved)
 
     @staticmethod
@@ -57,7 +58,7 @@ class _LinearLogp(torch.autograd.Function):
         grads = once("linear_logp", compute, *upstream[:3], *operands)
         if ctx.accumulate_into is not None:
             torch.autograd.graph.increment_version(ctx.accumulate_into)
-            _tell_megatron(ctx.weight, ctx.accumulate_into)
+            _tell_megatron(ctx.weight(), ctx.accumulate_into)
         return *grads, None
 
 
@@ -65,8 +66,9 @@ class _Kept:
     """What becomes of the exponentials that a forward keeps: a backward writes over them if their
     memory is this call's alone, and those after it have none."""
 
-    def __init__(self, kept: Any) -> None:
+    def __init__(self, kept: Any, target: int | None) -> None:
         self._is_spent = False
+        self._target = target
         # Hooks on saved tensors may hold the memory. Those that are set now are told by torch, and
         # those that are set later give other objects back.
         self._owns = _default_hooks(False) is None
@@ -78,7 +80,7 @@ class _Kept:
         if kept is None or self._is_spent:
             return {}
         self._is_spent = self._owns and getattr(kept, "rlk_owner", None) is self
-        return {"kept": kept, "may_overwrite_kept": self._is_spent}
+        return {"kept": kept, "kept_target": self._target, "may_overwrite_kept": self._is_spent}
 
 
 def _tell_megatron(weight: Any, accumulated: Any) -> None:
@@ -199,8 +201,11 @@ def _found(outputs: Any) -> Any:
 def linear_logp(arguments: Arguments) -> Any:
     operands = check_operands("linear_logp", arguments, ("hidden", "weight", "bias"))
     refuse_options("linear_logp", arguments)
-    if arguments["accumulate_into"] is not None and not arguments["weight"].requires_grad:
+    into = arguments["accumulate_into"]
+    if into is not None and not arguments["weight"].requires_grad:
         fail("linear_logp", "accumulate_into", "None where weight needs no gradient", "a tensor")
+    if into is not None and not isinstance(into, torch.Tensor):
+        fail("linear_logp", "accumulate_into", "a torch tensor, as weight is one", text(into))
     return _found(_LinearLogp.apply(*operands, arguments))
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """accumulate_into: weight's gradient is added to a float32 tensor, unrounded, in place of .grad."""
 
+import weakref
+
 import numpy as np
 import pytest
 from devices import jit, on_cpu_alone
@@ -184,17 +186,48 @@ def test_numpy_arrays():
     found = rlk.jit.linear_logp_backward(p.upstream, *p.operands, accumulate_into=into)
     assert found.weight is None
     assert same_bits(into, wanted)
-    without = rlk.jit.linear_logp_backward(
-        p.upstream, *p.operands, accumulate_into=into, needs=("hidden",)
-    )
-    assert without.weight is None
-    assert same_bits(into, wanted)
     into.flags.writeable = False
     message = "^linear_logp: accumulate_into: expected a tensor that can be written"
     with pytest.raises(rlk.InvalidArgument, match=message):
         rlk.jit.linear_logp_backward(p.upstream, *p.operands, accumulate_into=into)
     with pytest.raises(rlk.InvalidArgument, match="expected None without autograd"):
         rlk.jit.linear_logp(*p.operands, accumulate_into=into)
+
+
+def test_what_the_function_without_autograd_refuses():
+    given, upstream = operands()
+    given = {name: value.detach() for name, value in given.items()}
+    for options, message in (
+        ({"needs": ("hidden",)}, "expected None where weight's gradient is not asked for"),
+        ({"accumulate_into": zeros(given).requires_grad_()}, "that needs no gradient, got one"),
+    ):
+        options = {"accumulate_into": zeros(given), **options}
+        with pytest.raises(
+            rlk.InvalidArgument, match=f"^linear_logp: accumulate_into: .*{message}"
+        ):
+            rlk.jit.linear_logp_backward(upstream, **given, **options)
+
+
+def test_torch_sees_that_the_function_without_autograd_has_changed_it():
+    given, upstream = operands()
+    into, factor = zeros(given), torch.ones_like(zeros(given)).requires_grad_()
+    loss = (factor * into).sum()
+    given = {name: value.detach() for name, value in given.items()}
+    rlk.jit.linear_logp_backward(upstream, **given, accumulate_into=into)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_weight_is_not_held_beyond_its_graph():
+    given, upstream = operands()
+    leaf = given["weight"]
+    given["weight"] = leaf * 1
+    seen = weakref.ref(given["weight"])
+    out = rlk.jit.linear_logp(**given, accumulate_into=zeros(given))
+    out.backward(upstream)
+    del given["weight"]
+    assert seen() is None
+    assert out.shape == upstream.shape
 
 
 def refused(change, message, needs=NAMES):
@@ -216,6 +249,7 @@ def test_errors():
     refused(lambda g: "grad", "expected a float32 tensor, or main_grad of a weight that has it")
     refused(zeros, "expected None where weight needs no gradient", needs=("hidden",))
     refused(lambda g: torch.empty(331, 24, device="meta"), "expected ")
+    refused(lambda g: np.zeros((331, 24), np.float32), "expected a torch tensor, as weight is one")
 
 
 def test_a_forward_alone_leaves_it_as_it_is():
