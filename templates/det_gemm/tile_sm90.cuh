@@ -57,7 +57,7 @@ struct StoreSm90 {
   RLK_DEVICE void load(Loop& tile, TilePosition) {
     const Place at = place(tile);
     for_each_in_memory_sm90(tile, out_kind(a) == 2 ? at.num_rows : 0, at.num_cols,
-                       row_start<float>(tile), [](float& sum, float x) { sum = x; });
+                            row_start<float>(tile), [](float& sum, float x) { sum = x; });
   }
 
   RLK_DEVICE void end(Loop& tile, TilePosition) {

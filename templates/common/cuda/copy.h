@@ -15,7 +15,7 @@ struct CudaCopy {
   long long col_stride;
   int num_axes;  // leading axes; sizes[i] and strides[i], outermost first
   long long sizes[kCudaCopyAxes], strides[kCudaCopyAxes];
-  int element_bytes;            // 1, 2, 4, 8, or 16 of aligned rows
+  int element_bytes;  // 1, 2, 4, 8, or 16 of aligned rows
   // Copy row rows[i] to row i, i < *num_active, and zeros up to whole tiles, within num_rows; null:
   // every row.
   const long long* rows;
