@@ -68,16 +68,15 @@ constexpr jit::Parameter k_kept_parameters[] = {
     {"may_overwrite_kept", jit::Kind::flag, jit::field_of<&LinearLogpCall::may_overwrite_kept>},
 };
 
-// What a forward keeps for its backward, without memory; absent where that is nothing.
-Tensor kept_by(const LinearLogpCall& call) {
-  const auto& dispatcher = jit::Dispatcher::instance();
-  if (!linear_logp_keeps(call, dispatcher.target(call.device))) return {};
-  return linear_logp_kept_tensor(call, dispatcher.saved_mib());
+// Each has its own layout of what is kept.
+Target target_of(const LinearLogpCall& call) {
+  return jit::Dispatcher::instance().target(call.device);
 }
 
-// Each target has its own layout of what is kept.
-int target_of(const LinearLogpCall& call) {
-  return static_cast<int>(jit::Dispatcher::instance().target(call.device));
+// What a forward keeps for its backward, without memory; absent where that is nothing.
+Tensor kept_by(const LinearLogpCall& call) {
+  if (!linear_logp_keeps(call, target_of(call))) return {};
+  return linear_logp_kept_tensor(call, jit::Dispatcher::instance().saved_mib());
 }
 
 // Exponentials for the backward and the target that makes them, or None where none are to be kept.
@@ -85,7 +84,7 @@ py::object make_kept(Bound<LinearLogpCall>& bound) {
   LinearLogpCall& call = bound.call;
   const Tensor kept = kept_by(call);
   if (!kept.present()) return py::none();
-  return py::make_tuple(bound.make_like(kept, call.kept), target_of(call));
+  return py::make_tuple(bound.make_like(kept, call.kept), static_cast<int>(target_of(call)));
 }
 
 // The log-prob; where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
@@ -151,7 +150,8 @@ py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, boo
   auto bound = begin_backward<LinearLogpCall>(arguments, [&](Bound<LinearLogpCall>& begun) {
     LinearLogpCall& call = begun.call;
     bind_parameters(k_kept_parameters, arguments, call, begun.arguments);
-    if (call.kept.present() && arguments["kept_target"].cast<int>() != target_of(call)) {
+    if (call.kept.present() &&
+        arguments["kept_target"].cast<int>() != static_cast<int>(target_of(call))) {
       call.kept = {};  // configure() has changed it since
     }
     // Checked with the gradients that are asked for, before any is allocated.

@@ -124,7 +124,7 @@ py::tuple cache_info() {
                         info.loaded, info.alternatives);
 }
 
-// Those in force. None: nothing has set it, and each call follows a rule.
+// Those in force: a setting that nothing has set has a value too.
 py::dict settings() {
   Settings settings = jit::Dispatcher::instance().config().settings;
   if (!settings.arch.cpu) settings.arch.cpu = host_cpu_target();
@@ -136,8 +136,8 @@ py::dict settings() {
   py::dict result;
   for (const Setting& setting : all_settings()) {
     const auto text = value_text(settings, setting);
-    if (setting.name.empty()) continue;
-    result[py::cast(setting.name)] = text ? value_of(setting, *text) : py::none();
+    if (setting.name.empty() || !text) continue;
+    result[py::cast(setting.name)] = value_of(setting, *text);
   }
   return result;
 }

@@ -183,6 +183,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
   }
 }
+
 // grad_bias of 32 columns of the wave. Chain c sums active rows c, c + 8, ...; chains join in
 // order.
 extern "C" __global__ void __launch_bounds__(256)

@@ -155,11 +155,10 @@ struct LinearLogpCudaArgs : LogpCudaRows {
   int add_levels;       // a set of levels: what a wave's sums are joined with
   int to_level;         // where the result waits, or -1: it is grad_hidden
 
-  void* grad_hidden;  // of type kX, or null; rows of the call
-  long long grad_hidden_row_stride, grad_hidden_col_stride;
+  void* grad_hidden;  // [rows of the call][dim] of type kX, or null
   void* grad_weight;  // of type kX, or null; with adds_weight fp32, to which the sums are added
   int adds_weight;
-  long long grad_weight_row_stride, grad_weight_col_stride;
+  long long grad_weight_row_stride;
   void* grad_bias;  // of bias.type, or null
   long long grad_bias_stride;
 };

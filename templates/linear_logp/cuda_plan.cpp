@@ -160,14 +160,11 @@ class Planner {
   void gradients() {
     if (call_.grad_hidden.present()) {
       args().grad_hidden = call_.grad_hidden.data;
-      args().grad_hidden_row_stride = args().dim;
-      args().grad_hidden_col_stride = 1;
     }
     if (call_.grad_weight.present()) {
       args().grad_weight = call_.grad_weight.data;
       args().adds_weight = call_.accumulates ? 1 : 0;
       args().grad_weight_row_stride = args().dim;
-      args().grad_weight_col_stride = 1;
     }
     if (call_.grad_bias.present()) {
       args().grad_bias = call_.grad_bias.data;
