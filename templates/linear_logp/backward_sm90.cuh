@@ -86,7 +86,9 @@ class MakeGradLogits : public LogitsSm90 {
     const volatile PlaceSm90& place = places[tile.group()];
     SlabSm90::store<kSm90Type, 2>(  // more copies at once take registers that there are not
         tile, slabs, place.num_rows, place.num_cols, true,
-        [&](int row) { return static_cast<Sm90Type*>(place.first) + row * a.wave.pitch; }, turn);
+        [first = static_cast<Sm90Type*>(place.first), pitch = static_cast<int>(a.wave.pitch)](
+            int row) { return first + Int64{row} * pitch; },
+        turn);
   }
 
   // A row's logits as dZ.
@@ -161,14 +163,15 @@ RLK_DEVICE void make_dz_sm90(const Args& a, const LinearLogpCudaGradMaps& maps) 
 
 // --- dZ from exponentials that were kept, in place where dZ has their memory.
 
-// A warp takes 256 columns, all rows or a part of them. Active rows move up: where a row is written
-// the one that lay there was read before, as rows are taken in order and by one warp.
+// A warp takes 64 columns, all rows or a part of them, four rows side by side. Active rows move up:
+// where a row is written the one that lay there was read before, as rows are taken in order and by
+// one warp.
 RLK_DEVICE void turn_kept(const Args& a) {
-  constexpr int kRowsAtOnce = 8;
-  const int strips = static_cast<int>(ceil_div(a.wave.width, kLinearLogpKeptStrip));
+  constexpr int kSideBySide = 4, kRowsAtOnce = 8 * kSideBySide;
+  const int strips = static_cast<int>(a.wave.width / kLinearLogpKeptStrip);
   const int strip = static_cast<int>(blockIdx.x) * 8 + static_cast<int>(threadIdx.x) / 32;
-  const int segment = strip / strips;
-  const int col = (strip - segment * strips) * kLinearLogpKeptStrip + thread_index() % 32 * 8;
+  const int segment = strip / strips, lane = thread_index() % 32;
+  const int col = (strip - segment * strips) * kLinearLogpKeptStrip + lane % 8 * 8;
   const Int64 count = num_active(a), filled = min(filled_rows(count), a.num_rows);
   Int64 first = 0, end = filled;
   if (count == a.num_rows) {
@@ -178,7 +181,7 @@ RLK_DEVICE void turn_kept(const Args& a) {
   } else if (blockIdx.y > 0) {
     return;
   }
-  if (segment >= a.wave.num_segments || col >= a.wave.width) return;
+  if (segment >= a.wave.num_segments) return;
   const WaveSegment columns = wave_segment(a, segment);
   const Sm90Type* const from =
       static_cast<const Sm90Type*>(a.kept.data) + (a.wave.first_segment + segment) * a.kept.step;
@@ -187,26 +190,29 @@ RLK_DEVICE void turn_kept(const Args& a) {
   Sm90Type* const to = static_cast<Sm90Type*>(a.wave.grad_logits) + segment * a.wave.step + col;
 #pragma unroll 1
   for (; first < end; first += kRowsAtOnce) {
-    unsigned x[kRowsAtOnce][4];
-    float max[kRowsAtOnce];
+    const Int64 row0 = first + lane / 8;
+    unsigned x[8][4];
+    float max[8];
 #pragma unroll
-    for (int r = 0; r < kRowsAtOnce; ++r) {
-      const Int64 row = call_row(a, min(first + r, count > 0 ? count - 1 : 0));
+    for (int r = 0; r < 8; ++r) {
+      const Int64 at = row0 + r * kSideBySide;
+      const Int64 row = call_row(a, min(at, count > 0 ? count - 1 : 0));
       const Sm90Type* const kept = from + row * a.kept.pitch;
-      if (first + r < count) {
+      if (at < count) {
         ld_stream(x[r], kept + kept_col);
         max[r] = *reinterpret_cast<const float*>(kept + max_at);
       }
     }
     __syncwarp();
 #pragma unroll
-    for (int r = 0; r < kRowsAtOnce; ++r) {
-      if (first + r >= end) break;
-      if (first + r >= count) {
-        st_global(to + (first + r) * a.wave.pitch, {0, 0, 0, 0});
+    for (int r = 0; r < 8; ++r) {
+      const Int64 at = row0 + r * kSideBySide;
+      if (at >= end) break;
+      if (at >= count) {
+        st_global(to + at * a.wave.pitch, {0, 0, 0, 0});
         continue;
       }
-      const LinearLogpRowGrad grad = a.row_grad[first + r];
+      const LinearLogpRowGrad grad = a.row_grad[at];
       const float factor =
           exponential_factor<kSm90Type>(max[r], grad.max, grad.log_sum, grad.of.all);
 #pragma unroll
@@ -214,10 +220,10 @@ RLK_DEVICE void turn_kept(const Args& a) {
         const float2 kept = Element<kSm90Type>::unpack(x[r][i]);
         x[r][i] = Element<kSm90Type>::pack(kept.x * factor, kept.y * factor);
       }
-      st_global(to + (first + r) * a.wave.pitch, x[r]);
-      const Int64 target = target_of(a, call_row(a, first + r)) - columns.begin - col;
+      st_global(to + at * a.wave.pitch, x[r]);
+      const Int64 target = target_of(a, call_row(a, at)) - columns.begin - col;
       if (target >= 0 && target < 8 && col + target < columns.cols) {
-        to[(first + r) * a.wave.pitch + target] = Element<kSm90Type>::from_float(grad.exact);
+        to[at * a.wave.pitch + target] = Element<kSm90Type>::from_float(grad.exact);
       }
     }
   }
@@ -266,9 +272,8 @@ class SegmentSums {
     tile.sync_group();
   }
   RLK_DEVICE auto row_start(const PlaceSm90& place) const {
-    return [first = static_cast<float*>(place.first), pitch = a.sum_pitch](int row) {
-      return first + row * pitch;
-    };
+    return [first = static_cast<float*>(place.first), pitch = static_cast<int>(a.sum_pitch)](
+               int row) { return first + Int64{row} * pitch; };
   }
   RLK_DEVICE void load(Loop& tile, TilePosition) {
     const PlaceSm90& place = places[tile.group()];
@@ -348,8 +353,9 @@ class WeightSums {
  private:
   template <class Stored>
   RLK_DEVICE auto row_start(const PlaceSm90& place) const {
-    return [first = static_cast<Stored*>(place.first), pitch = a.grad_weight_row_stride](int row) {
-      return first + row * pitch;
+    return [first = static_cast<Stored*>(place.first),
+            pitch = static_cast<int>(a.grad_weight_row_stride)](int row) {
+      return first + Int64{row} * pitch;
     };
   }
   template <int kType>

@@ -14,7 +14,7 @@ constexpr Int64 k_partial_bytes = Int64{56} << 20;  // of a forward's strip, at 
 // Of the sums of a backward's strip where exponentials were kept, which took the memory.
 constexpr Int64 k_strip_bytes = Int64{64} << 20;
 constexpr Int64 k_few_rows = 1024;    // of a backward's strip, at least: they fill a card
-constexpr Int64 k_least_leaves = 22;  // of a wave, so that sums between waves cost little
+constexpr Int64 k_least_leaves = 24;  // of a wave, so that sums between waves cost little
 
 class Planner {
  public:

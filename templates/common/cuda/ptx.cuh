@@ -100,6 +100,15 @@ RLK_DEVICE void st_global(void* to, const unsigned (&x)[4]) {
                : "memory");
 }
 
+// Nothing where it is not.
+RLK_DEVICE void st_global_if(void* to, const unsigned (&x)[4], bool real) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.u32 [%0], {%1, %2, %3, %4}; }" ::"l"(
+          to),
+      "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(static_cast<int>(real))
+      : "memory");
+}
+
 RLK_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // 16 bytes, the first `bytes` of them read from `from` and the others zero.

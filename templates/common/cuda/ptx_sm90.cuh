@@ -41,6 +41,13 @@ RLK_DEVICE void mbarrier_wait(unsigned barrier, unsigned parity) {
   } while (done == 0);
 }
 
+// Four matrices of 8 x 8, rows of which the threads of each eight give the addresses of.
+RLK_DEVICE void stmatrix_x4(unsigned to, const unsigned (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
 RLK_DEVICE void prefetch_tensormap(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }

@@ -36,35 +36,57 @@ class SlabSm90 {
                                RowStart row_start, Turn turn) {
     constexpr int kSize = sizeof(typename Element<kType>::Type);
     constexpr int kPairs = min(128 / kSize, Loop::kCols) / 8;  // of a thread in a slab
-    const int lane = thread_index() % 32;
     const unsigned slab = slabs + (thread_index() / 32 - 4) * kSm90SlabBytes;
     unrolled<Loop::kRowsOfThread / 2>([&](auto m) {
 #pragma unroll
       for (int first = 0; first < Loop::kPairsOfThread; first += kPairs) {
         __syncwarp();  // what lay in the slab was read
-        const unsigned own = opaque(slab + lane / 4 * 128);
-        const unsigned turn_of_lane = opaque(swizzle(lane / 4) << 4);
         unrolled<2>([&](auto half) {
           const auto pair = turn(Constant<2 * decltype(m)::kIndex + decltype(half)::kIndex>());
-#pragma unroll
-          for (int j = 0; j < kPairs; ++j) {
-            const unsigned byte = (j * 8 * kSize & ~15) + (lane % 4 * 2 * kSize & 16);
-            const unsigned place = own + (byte ^ turn_of_lane) + (lane % 4 * 2 * kSize & 15);
-            const float2 x = pair(first + j);
-            Element<kType>::store_pair(place + half * 1024, x.x, x.y);
-          }
+          fill<kType, kPairs>(slab + half * 1024, [&](int j) { return pair(first + j); });
         });
         __syncwarp();
         // The warp has 16 rows of each 64 of the tile, a thread two of them that are 8 apart.
         const int row0 = opaque(tile.row(0) - thread_index() % 32 / 4 + m * 64);
-        copy<kType, kPairs * 8, kCopies>(slab, row0, opaque(first * 8), num_rows, num_cols, aligned,
+        copy<kType, kPairs * 8, kCopies>(slab, row0, first * 8, num_rows, num_cols, aligned,
                                          row_start);
       }
     });
   }
 
  private:
-  static RLK_DEVICE unsigned swizzle(int row) { return (row & 3) << 1 | (row >> 2 & 1); }
+  // By which a row's chunks change places, in bytes: of a sum of powers of two it is the xor.
+  static constexpr RLK_DEVICE unsigned swizzle(unsigned row) {
+    return (row & 3) << 5 | (row & 4) << 2;
+  }
+
+  // 8 rows, of each of which four neighbouring threads have pairs 0 to kPairs - 1 in turn.
+  template <int kType, int kPairs, class Pair>
+  static RLK_DEVICE void fill(unsigned slab, Pair pair) {
+    const unsigned lane = static_cast<unsigned>(thread_index()) % 32;
+    if constexpr (kType == kFloat32) {
+      const unsigned row = lane / 4, own = slab + row * 128 + (lane % 4 * 8 ^ swizzle(row));
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) {
+        const float2 x = pair(j);
+        st_shared_v2_f32(own ^ j * 32, x.x, x.y);
+      }
+    } else {
+      static_assert(kPairs % 4 == 0);
+      // The instruction takes four matrices of 8 x 8, a row of them from each thread's address.
+      const unsigned row = lane % 8, own = slab + row * 128 + (lane / 8 * 16 ^ swizzle(row));
+#pragma unroll
+      for (int j = 0; j < kPairs; j += 4) {
+        unsigned x[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const float2 xy = pair(j + k);
+          x[k] = Element<kType>::pack(xy.x, xy.y);
+        }
+        stmatrix_x4(own ^ j * 16, x);
+      }
+    }
+  }
 
   // 16 rows of kCols columns, which are the tile's from row0 and col0 on.
   template <int kType, int kCols, int kCopies, class RowStart>
@@ -72,25 +94,35 @@ class SlabSm90 {
                               bool aligned, RowStart row_start) {
     using Stored = typename Element<kType>::Type;
     constexpr int kSize = sizeof(Stored), kChunkCols = 16 / kSize, kChunks = kCols / kChunkCols;
-    const int lane = thread_index() % 32;
+    const unsigned lane = static_cast<unsigned>(thread_index()) % 32;
     if (aligned) {
-      constexpr int kRowsAtOnce = 32 / kChunks;
-      const int chunk = lane % kChunks, col = col0 + chunk * kChunkCols;
-#pragma unroll kCopies
-      for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
-        const int row = i * kRowsAtOnce + lane / kChunks;
-        unsigned x[4];
-        ld_shared(x, slab + row * 128 + ((chunk ^ swizzle(row & 7)) << 4));
-        if (row0 + row < num_rows && col < num_cols) st_global(row_start(row0 + row) + col, x);
+      constexpr int kRowsAtOnce = 32 / kChunks, kSteps = 16 / kRowsAtOnce;
+      const unsigned row = lane / kChunks, chunk = lane % kChunks;
+      const int first = row0 + static_cast<int>(row), col = col0 + static_cast<int>(chunk) * kChunkCols;
+      const int rows = col < num_cols ? num_rows - first : 0;
+      const unsigned from = slab + row * 128 + (chunk * 16 ^ swizzle(row));
+#pragma unroll
+      for (int step = 0; step < kSteps; step += kCopies) {
+        unsigned x[kCopies][4];
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+          const int at = (step + i) * kRowsAtOnce;
+          ld_shared(x[i], (from ^ swizzle(at)) + at * 128);
+        }
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+          const int at = (step + i) * kRowsAtOnce;
+          st_global_if(row_start(first + at) + col, x[i], at < rows);
+        }
       }
       return;
     }
 #pragma unroll 1
-    for (int i = lane; i < 16 * kCols; i += 32) {
-      const int row = i / kCols, col = i % kCols, chunk = col / kChunkCols;
-      const unsigned from = slab + row * 128 + ((chunk ^ swizzle(row & 7)) << 4);
-      const Stored x = ld_shared_one<Stored>(from + col % kChunkCols * kSize);
-      if (row0 + row < num_rows && col0 + col < num_cols) row_start(row0 + row)[col0 + col] = x;
+    for (unsigned i = lane; i < 16 * kCols; i += 32) {
+      const unsigned row = i / kCols, col = i % kCols;
+      const Stored x = ld_shared_one<Stored>(slab + row * 128 + (col * kSize ^ swizzle(row)));
+      const int to_row = row0 + static_cast<int>(row), to_col = col0 + static_cast<int>(col);
+      if (to_row < num_rows && to_col < num_cols) row_start(to_row)[to_col] = x;
     }
   }
 };
