@@ -84,7 +84,7 @@ class MakeGradLogits : public LogitsSm90 {
   template <class Turn>
   RLK_DEVICE void store(Sm90Loop& tile, Turn turn) {
     const volatile PlaceSm90& place = places[tile.group()];
-    SlabSm90::store<kSm90Type, 2>(  // more copies at once take registers that there are not
+    SlabSm90::store<kSm90Type>(
         tile, slabs, place.num_rows, place.num_cols, true,
         [first = static_cast<Sm90Type*>(place.first), pitch = static_cast<int>(a.wave.pitch)](
             int row) { return first + Int64{row} * pitch; },
@@ -163,25 +163,16 @@ RLK_DEVICE void make_dz_sm90(const Args& a, const LinearLogpCudaGradMaps& maps) 
 
 // --- dZ from exponentials that were kept, in place where dZ has their memory.
 
-// A warp takes 64 columns, all rows or a part of them, four rows side by side. Active rows move up:
-// where a row is written the one that lay there was read before, as rows are taken in order and by
-// one warp.
-RLK_DEVICE void turn_kept(const Args& a) {
-  constexpr int kSideBySide = 4, kRowsAtOnce = 8 * kSideBySide;
-  const int strips = static_cast<int>(a.wave.width / kLinearLogpKeptStrip);
-  const int strip = static_cast<int>(blockIdx.x) * 8 + static_cast<int>(threadIdx.x) / 32;
-  const int segment = strip / strips, lane = thread_index() % 32;
-  const int col = (strip - segment * strips) * kLinearLogpKeptStrip + lane % 8 * 8;
-  const Int64 count = num_active(a), filled = min(filled_rows(count), a.num_rows);
-  Int64 first = 0, end = filled;
-  if (count == a.num_rows) {
-    const Int64 part = ceil_div(filled, gridDim.y);
-    first = blockIdx.y * part;
-    end = min(first + part, filled);
-  } else if (blockIdx.y > 0) {
-    return;
-  }
-  if (segment >= a.wave.num_segments) return;
+// Rows [first, end) of a strip of columns, by kWarps warps in turn, 8 rows each. Where active rows
+// move up, a row is written after the one that lay there was read, as all warps read what they have
+// in hand before one writes.
+template <int kWarps>
+RLK_DEVICE void turn_strip(const Args& a, int strip, Int64 first, Int64 end) {
+  const int strips = static_cast<int>(ceil_div(a.wave.width, kLinearLogpKeptStrip));
+  const int segment = strip / strips;
+  const int col = (strip - segment * strips) * kLinearLogpKeptStrip + thread_index() % 32 * 8;
+  const bool is_real = segment < a.wave.num_segments && col < a.wave.width;
+  const Int64 count = num_active(a);
   const WaveSegment columns = wave_segment(a, segment);
   const Sm90Type* const from =
       static_cast<const Sm90Type*>(a.kept.data) + (a.wave.first_segment + segment) * a.kept.step;
@@ -189,30 +180,28 @@ RLK_DEVICE void turn_kept(const Args& a) {
   const Int64 max_at = a.kept.width + kept_col / kLogpLeaf * 2;
   Sm90Type* const to = static_cast<Sm90Type*>(a.wave.grad_logits) + segment * a.wave.step + col;
 #pragma unroll 1
-  for (; first < end; first += kRowsAtOnce) {
-    const Int64 row0 = first + lane / 8;
+  for (; first < end; first += 8 * kWarps) {
+    const Int64 row0 = first + (kWarps > 1 ? thread_index() / 32 * 8 : 0);
     unsigned x[8][4];
     float max[8];
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
-      const Int64 at = row0 + r * kSideBySide;
-      const Int64 row = call_row(a, min(at, count > 0 ? count - 1 : 0));
+      const Int64 row = call_row(a, min(row0 + r, count > 0 ? count - 1 : 0));
       const Sm90Type* const kept = from + row * a.kept.pitch;
-      if (at < count) {
+      if (is_real && row0 + r < count) {
         ld_stream(x[r], kept + kept_col);
         max[r] = *reinterpret_cast<const float*>(kept + max_at);
       }
     }
-    __syncwarp();
+    if constexpr (kWarps > 1) __syncthreads();
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
-      const Int64 at = row0 + r * kSideBySide;
-      if (at >= end) break;
-      if (at >= count) {
-        st_global(to + at * a.wave.pitch, {0, 0, 0, 0});
+      if (!is_real || row0 + r >= end) break;
+      if (row0 + r >= count) {
+        st_global(to + (row0 + r) * a.wave.pitch, {0, 0, 0, 0});
         continue;
       }
-      const LinearLogpRowGrad grad = a.row_grad[at];
+      const LinearLogpRowGrad grad = a.row_grad[row0 + r];
       const float factor =
           exponential_factor<kSm90Type>(max[r], grad.max, grad.log_sum, grad.of.all);
 #pragma unroll
@@ -220,12 +209,30 @@ RLK_DEVICE void turn_kept(const Args& a) {
         const float2 kept = Element<kSm90Type>::unpack(x[r][i]);
         x[r][i] = Element<kSm90Type>::pack(kept.x * factor, kept.y * factor);
       }
-      st_global(to + at * a.wave.pitch, x[r]);
-      const Int64 target = target_of(a, call_row(a, at)) - columns.begin - col;
+      st_global(to + (row0 + r) * a.wave.pitch, x[r]);
+      const Int64 target = target_of(a, call_row(a, row0 + r)) - columns.begin - col;
       if (target >= 0 && target < 8 && col + target < columns.cols) {
-        to[at * a.wave.pitch + target] = Element<kSm90Type>::from_float(grad.exact);
+        to[(row0 + r) * a.wave.pitch + target] = Element<kSm90Type>::from_float(grad.exact);
       }
     }
+  }
+}
+
+// Where all rows are active a warp takes a strip and a part of the rows; else a block takes a strip
+// and all of them.
+RLK_DEVICE void turn_kept(const Args& a) {
+  const Int64 count = num_active(a), filled = min(filled_rows(count), a.num_rows);
+  if (count == a.num_rows) {
+    const Int64 part = ceil_div(filled, gridDim.y), first = blockIdx.y * part;
+    const int strip = static_cast<int>(blockIdx.x) * 8 + static_cast<int>(threadIdx.x) / 32;
+    return turn_strip<1>(a, strip, first, min(first + part, filled));
+  }
+  const int strips = static_cast<int>(ceil_div(a.wave.width, kLinearLogpKeptStrip));
+  const int num_blocks = static_cast<int>(gridDim.x * gridDim.y);
+  int strip = static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x);
+#pragma unroll 1
+  for (; strip < a.wave.num_segments * strips; strip += num_blocks) {
+    turn_strip<8>(a, strip, 0, filled);
   }
 }
 

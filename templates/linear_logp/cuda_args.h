@@ -101,7 +101,7 @@ struct LinearLogpKept {
   long long pitch;
   int num_segments, width, step;
 };
-constexpr int kLinearLogpKeptStrip = 64;  // columns that a warp turns into dZ
+constexpr int kLinearLogpKeptStrip = 256;  // columns that a warp turns into dZ
 
 // Arguments of every entry but pack. Rows of a call are numbered 0 to num_rows; the active ones are
 // numbered anew, ascending. Workspace is 256-byte aligned.

@@ -116,7 +116,7 @@ struct Fold : LogitsSm90 {
     volatile KeepSm90& own = keep[tile.group()];
     if (own.place.num_cols == 0) return;
     __syncwarp();
-    SlabSm90::store<kSm90Type, 1>(
+    SlabSm90::store<kSm90Type, 2>(
         tile, slabs, own.place.num_rows, own.place.num_cols, true,
         [&](int row) {
           return static_cast<Sm90Type*>(own.place.first) +

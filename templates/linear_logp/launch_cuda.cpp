@@ -265,8 +265,8 @@ class Wave {
   void turn_kept() {
     constexpr Int64 k_blocks = 2048;
     const Int64 strips =
-        ceil_div(args_.wave.num_segments * (args_.wave.width / kLinearLogpKeptStrip), 8);
-    const Int64 parts = std::clamp<Int64>(k_blocks / strips, 1, ceil_div(args_.num_rows, 64));
+        ceil_div(args_.wave.num_segments * ceil_div(args_.wave.width, kLinearLogpKeptStrip), 8);
+    const Int64 parts = std::clamp<Int64>(k_blocks / strips, 1, ceil_div(args_.num_rows, 16));
     queue_.step(k_bwd_turn, strips, 256, args_, 0, static_cast<const LinearLogpCudaMaps*>(nullptr),
                 1, static_cast<unsigned>(parts));
   }
