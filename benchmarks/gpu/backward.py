@@ -19,7 +19,7 @@ import comparison
 import torch
 from comparison import RLK
 
-from gpu import exact
+from gpu import exact, peers
 from gpu.clock import Clock, Runner, said, tensors, time_limit
 from gpu.job import Job
 from gpu.shapes import THREE, everybody, plain_product, three_products
@@ -122,6 +122,29 @@ def peer_calls(drawn: dict[str, Any]) -> Makers:
         return Call(comparison.pass_of(entry.make(), drawn, "fwd+bwd"))
 
     return {entry.name: functools.partial(make, entry) for entry in everybody()[1:]}
+
+
+def sum_calls(drawn: dict[str, Any], everything_mib: int) -> Makers:
+    """Peers whose loss is a sum over rows, and rlk with the same loss: no row's log-prob is given,
+    and upstream gradients are all the same."""
+    minus_one = -torch.ones_like(drawn["upstream"])
+    hidden, weight = (drawn[name].detach().requires_grad_() for name in ("hidden", "weight"))
+
+    def call(loss: peers.Sum) -> Call:
+        def run() -> Any:
+            return None, *torch.autograd.grad(
+                loss(hidden, weight, drawn["target"]), (hidden, weight)
+            )
+
+        return Call(run, upstream=minus_one)
+
+    def own(hidden: Any, weight: Any, target: Any) -> Any:
+        return -jit.linear_logp(hidden, weight, target, saved_mib=everything_mib).sum()
+
+    found: Makers = {"rlk, a sum": lambda: call(own)}
+    for name, make in peers.SUMS.items():
+        found[f"{name}, a sum"] = lambda make=make: call(make())
+    return found
 
 
 def compile_all(job: Job, shapes: Iterable[Shape]) -> None:
@@ -246,6 +269,7 @@ def own(job: Job) -> dict[str, Any]:
 
 def against_peers(job: Job) -> dict[str, Any]:
     def calls(drawn: dict[str, Any], shape: Shape) -> Makers:
-        return own_calls(drawn, EVERYTHING_MIB[shape]) | peer_calls(drawn)
+        everything = EVERYTHING_MIB[shape]
+        return own_calls(drawn, everything) | sum_calls(drawn, everything) | peer_calls(drawn)
 
     return measure(job, WITH_PEERS, PEERS_SECONDS, calls)

@@ -18,6 +18,7 @@ import comparison
 import torch
 
 LogProb = Callable[[Any, Any, Any], Any]
+Sum = Callable[[Any, Any, Any], Any]  # of -log p
 
 
 def eager_16_bit() -> LogProb:
@@ -112,12 +113,36 @@ MAKERS: dict[str, Callable[[], LogProb]] = {
 }
 
 
+def quack(use_scaled_exp: bool) -> Sum:
+    """QuACK's chunks of rows: logits and their derivative in the storage type, or exponentials that
+    the gradients' products scale. Needs nvidia-cutlass-dsl."""
+    module = importlib.import_module("quack.linear_cross_entropy")
+
+    def loss(hidden: Any, weight: Any, target: Any) -> Any:
+        return module.chunked_linear_cross_entropy(
+            hidden, weight, target, reduction="sum", use_scaled_exp=use_scaled_exp
+        )
+
+    return loss
+
+
+# Those that give a sum alone, not each row's log-prob.
+SUMS: dict[str, Callable[[], Sum]] = {
+    "QuACK, exponentials": lambda: quack(True),
+    "QuACK, logits": lambda: quack(False),
+}
+
+
 def versions() -> dict[str, str]:
     """Of those packages that are installed."""
     from importlib import metadata
 
     found = {}
-    for package in ("liger-kernel", "cut-cross-entropy", "verl", "triton", "nvidia-cutlass-dsl"):
+    packages = (
+        *("liger-kernel", "cut-cross-entropy", "verl", "quack-kernels"),
+        *("triton", "nvidia-cutlass-dsl"),
+    )
+    for package in packages:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
