@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops' tables of parameters, whether a call's arguments need torch's autograd, and torch.
 #include "jit/op.hpp"
+#include "python/bind/held_tensor.hpp"
 #include "python/bind/module.hpp"
 #include "templates/registry.hpp"
 
@@ -128,6 +129,12 @@ void bind_parameter_tables(py::module_& module) {
   module.def("parameters", parameters, py::arg("op"));
   module.def("needs_autograd", needs_autograd, py::arg("arguments"));
   module.def("ready_torch", ready_torch);
+  module.def(
+      "local_tensor",
+      [](const std::string& op, const std::string& argument, const py::object& tensor) {
+        return local_tensor(tensor, {op, argument});
+      },
+      py::arg("op"), py::arg("argument"), py::arg("tensor"));
   module.def("split_tensors", split_tensors, py::arg("arguments"), py::arg("tensors"),
              py::arg("others"));
 }

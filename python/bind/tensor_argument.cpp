@@ -4,6 +4,7 @@
 
 #include "python/bind/device_array.hpp"
 #include "python/bind/dlpack_type.hpp"
+#include "python/bind/held_tensor.hpp"
 
 #include <pybind11/numpy.h>
 
@@ -60,6 +61,14 @@ void expect_rank(int rank, const ArgumentName& argument) {
   }
 }
 
+[[noreturn]] void throw_without_memory(const ArgumentName& argument) {
+  throw InvalidArgument(argument.fault(
+      "a tensor with memory",
+      "one without: its storage is freed (a sharded parameter must be gathered: with FSDP the call "
+      "belongs inside of the forward of the module that holds it) or it is a stand-in such as a "
+      "FakeTensor"));
+}
+
 Tensor view_of(const DLTensor& source, const ArgumentName& argument) {
   expect_rank(source.ndim, argument);
   Device device{Device::Kind::other, source.device.device_id};
@@ -72,25 +81,23 @@ Tensor view_of(const DLTensor& source, const ArgumentName& argument) {
   Tensor tensor = dense_tensor(static_cast<std::byte*>(source.data) + source.byte_offset,
                                dtype_of(source.dtype), device, shape);
   if (source.strides != nullptr) std::copy_n(source.strides, source.ndim, tensor.strides.begin());
-  if (source.data == nullptr && tensor.num_elements() > 0) {
-    throw InvalidArgument(argument.fault(
-        "a tensor with memory",
-        "one without: its storage is freed (a sharded parameter must be gathered before the call) "
-        "or it is a stand-in such as a FakeTensor"));
-  }
+  if (source.data == nullptr && tensor.num_elements() > 0) throw_without_memory(argument);
   return tensor;
 }
 
-// The exchange API of a type, looked up once a type. Guarded by the GIL.
-const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
-  struct Known {
-    PyTypeObject* type = nullptr;
-    const DLPackExchangeAPI* api = nullptr;
-  };
-  static Known known[4];  // torch.Tensor, torch.nn.Parameter and a few of the caller's subclasses
+// What is looked up once a type.
+struct KnownType {
+  PyTypeObject* type = nullptr;
+  const DLPackExchangeAPI* api = nullptr;
+  Holder holder = Holder::none;
+};
+
+// Guarded by the GIL.
+KnownType known_type(PyTypeObject* type) {
+  static KnownType known[4];  // torch.Tensor, torch.nn.Parameter and a few subclasses
   static int next = 0;
-  for (const Known& entry : known) {
-    if (entry.type == type) return entry.api;
+  for (const KnownType& entry : known) {
+    if (entry.type == type) return entry;
   }
   const DLPackExchangeAPI* api = nullptr;
   const auto capsule = py::reinterpret_steal<py::object>(
@@ -106,9 +113,10 @@ const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
   Py_INCREF(
       reinterpret_cast<PyObject*>(type));  // the cache holds the type, so no address is reused
   Py_XDECREF(reinterpret_cast<PyObject*>(known[next].type));
-  known[next] = {type, api};
+  const KnownType found{type, api, api == nullptr ? Holder::none : holder_of(type)};
+  known[next] = found;
   next = (next + 1) % 4;
-  return api;
+  return found;
 }
 
 // The reason that a framework gives, without its C++ stack trace.
@@ -209,6 +217,20 @@ bool is_lazily_negated(py::handle object, DType dtype) {
   return answer.ptr() == Py_True;
 }
 
+// A view of a freed storage, as FSDP leaves them of a flat parameter, has its offset as address.
+bool is_freed(py::handle object, const Tensor& tensor) {
+  constexpr auto k_least_mapped = std::uintptr_t{1} << 40;  // where large memory lies above
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.data);
+  if (address == 0 || address >= k_least_mapped || tensor.num_elements() == 0) return false;
+  static PyObject* method = PyUnicode_InternFromString("storage_offset");
+  const auto offset =
+      py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object.ptr(), method));
+  const auto bytes =
+      offset ? PyLong_AsUnsignedLongLong(offset.ptr()) * size_bytes(tensor.dtype) : 0;
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();  // not torch's
+  return bytes == address;
+}
+
 // The capsule of a producer, whose values on CUDA are then ready for the stream.
 py::object ask_capsule(py::handle object, std::intptr_t stream) {
   py::dict arguments;
@@ -266,12 +288,20 @@ void raise_allocation_error(void*, const char* kind, const char* message) {
 }
 
 TensorArgument read_tensor(py::handle object, const ArgumentName& argument, std::intptr_t stream) {
-  if (const auto* api = exchange_api(Py_TYPE(object.ptr()))) {
+  const KnownType known = known_type(Py_TYPE(object.ptr()));
+  if (known.holder != Holder::none) {
+    const py::object held = held_tensor(object, known.holder, argument);
+    TensorArgument found = read_tensor(held, argument, stream);
+    if (!found.owner) found.owner = held;
+    return found;
+  }
+  if (const auto* api = known.api) {
     DLTensor source{};
     if (api->dltensor_from_py_object_no_sync(object.ptr(), &source) != 0) {
       throw_not_readable(object, argument);
     }
     const Tensor tensor = view_of(source, argument);
+    if (is_freed(object, tensor)) throw_without_memory(argument);
     if (is_lazily_negated(object, tensor.dtype)) {
       // DLPack does not tell that the values in memory have the other sign.
       py::object owner = object.attr("resolve_neg")();

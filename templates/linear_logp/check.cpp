@@ -35,7 +35,12 @@ void check_operands(const LinearLogpCall& call) {
   }
   if (w.rank == 2 && w.shape[1] == dim && w.shape[0] > 0 && dim > 0) return;
   const char* hint = "";
-  if (w.num_elements() == 0) hint = "; a sharded weight must be gathered before the call";
+  if (w.rank == 1 || w.num_elements() == 0) {
+    hint =
+        "; a weight that is sharded must be gathered: with FSDP call inside of the forward of the "
+        "module that holds it, with ZeRO-3 inside of deepspeed.zero.GatheredParameters, the "
+        "backward included";
+  }
   weight.fail(fmt::format("shape [V, {}] with V and D at least 1", dim), text(w.dims()) + hint);
 }
 

@@ -159,7 +159,7 @@ def mesh():
 
 
 @pytest.mark.tried("a head that FSDP 2 has sharded", "transformers")
-def test_a_sharded_head_is_refused_until_it_is_whole(mesh):
+def test_a_head_that_fsdp_has_sharded_over_one_rank(mesh):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -167,8 +167,7 @@ def test_a_sharded_head_is_refused_until_it_is_whole(mesh):
     want = theirs(model, ids, 1.0)[0].detach()
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1].detach()
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(rlk.Unsupported, match=r"hf.head: lm_head: .*full_tensor\(\).*a DTensor"):
-        hf.linear_logp(model, hidden, ids[:, 1:])
-    model.unshard()
-    got = hf.linear_logp(model, hidden, ids[:, 1:])
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    for _ in range(2):
+        got = hf.linear_logp(model, hidden, ids[:, 1:])
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        model.unshard()

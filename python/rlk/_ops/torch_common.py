@@ -13,6 +13,9 @@ from rlk import _core
 from rlk._ops.common import PARAMETERS, Arguments
 from rlk.errors import Fault, Unsupported, fail
 
+#: Types of what is never sharded, the most frequent ones.
+_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
+
 
 class Gradients(torch.autograd.Function):
     """The gradients as a function of their inputs, so that a second derivative is an error.
@@ -38,19 +41,41 @@ def once(op: str, compute: Callable[[], Any], *inputs: Any) -> Any:
 
 
 def check_operands(op: str, arguments: Arguments, names: tuple[str, ...]) -> list[Any]:
-    """The arguments that have gradients, where they are torch tensors (or None) that may have."""
+    """The arguments that have gradients, where they are torch tensors (or None) that may have.
+
+    In the place of a DTensor comes the tensor of this rank, in `arguments` too.
+    """
+    first = arguments[names[0]]
     for name in names:
         operand = arguments[name]
-        if operand is not None and not isinstance(operand, torch.Tensor):
+        if type(operand) in _PLAIN:
+            continue
+        if not isinstance(operand, torch.Tensor):
             fail(
                 op,
                 name,
                 "a torch tensor where another argument is one that needs a gradient",
                 type(operand).__name__,
             )
+        if hasattr(operand, "device_mesh"):
+            arguments[name] = _local(op, name, operand, names[0], first)
     refuse_tangents(op, arguments, names)
     refuse_transforms(op, arguments, names)
     return [arguments[name] for name in names]
+
+
+def _local(op: str, name: str, operand: Any, of: str, first: Any) -> Any:
+    """This rank's tensor of a DTensor, whose gradient comes as the DTensor lies."""
+    mesh = operand.device_mesh
+    local = _core.local_tensor(op, name, operand)
+    if operand.requires_grad and mesh.size() > 1 and getattr(first, "device_mesh", None) != mesh:
+        # Of rows that differ by rank it is a sum over ranks, of the same rows it is each rank's.
+        expected = (
+            f"{{{of}}} as a DTensor on its mesh, or its to_local(grad_placements=), which says "
+            "whether ranks have rows of their own (Partial) or the same (Replicate)"
+        )
+        raise Unsupported(Fault(op, name, expected, "a DTensor that needs a gradient"))
+    return local
 
 
 def refuse_tangents(op: str, arguments: Arguments, names: Iterable[str]) -> None:

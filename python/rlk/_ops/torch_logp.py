@@ -210,6 +210,9 @@ def linear_logp(arguments: Arguments) -> Any:
 
 
 def logp(arguments: Arguments) -> Any:
+    given = arguments["logits"]
     (logits,) = check_operands("logp", arguments, ("logits",))
+    if logits is not given and arguments["inplace_backward"]:
+        fail("logp", "inplace_backward", "False for a DTensor", "True")
     refuse_options("logp", arguments)
     return _found(_Logp.apply(logits, arguments))

@@ -9,7 +9,7 @@ import torch
 
 from rlk._metrics import make_metrics
 from rlk._ops.ppo_loss import Call, PpoLoss, forward, gradient
-from rlk._ops.torch_common import check_operands, once, refuse_tangents, refuse_transforms
+from rlk._ops.torch_common import check_operands, once
 
 
 def _scaled(upstream: Any, saved: Any, of: Any) -> Any:
@@ -42,9 +42,8 @@ class _PpoLoss(torch.autograd.Function):
 def ppo_loss(call: Call) -> PpoLoss:
     """`rlk.jit.ppo_loss` where log_probs or entropy need a gradient."""
     given = call.arguments
-    refuse_tangents("ppo_loss", given, ("entropy",))
-    refuse_transforms("ppo_loss", given, ("log_probs", "entropy"))
-    check_operands("ppo_loss", given, ("log_probs",))
+    of_torch = isinstance(given["entropy"], torch.Tensor)
+    check_operands("ppo_loss", given, ("log_probs", "entropy") if of_torch else ("log_probs",))
     written: list[Any] = []  # beside autograd, which would look at each as at an output
     loss = _PpoLoss.apply(given["log_probs"], given["entropy"], call, written)
     return PpoLoss(loss, make_metrics(*written))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from rlk import _core
 from rlk.errors import Fault, Unsupported
 
 __all__ = ["head_tensors"]
@@ -13,9 +14,8 @@ Tensor = Any
 FLOATS = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
 #: What to do where a weight is not whole here, by what it is.
 GATHER = {
-    "DTensor": "weight.full_tensor(), or the call inside of the module's unshard()",
-    "ZeRO-3": "the call inside of deepspeed.zero.GatheredParameters(head.parameters())",
-    "FSDP": "the call inside of FullyShardedDataParallel.summon_full_params(model)",
+    "ZeRO-3": "the call, the backward included, inside of deepspeed.zero.GatheredParameters",
+    "FSDP": "the call inside of the forward of the module that FSDP wraps",
 }
 
 
@@ -38,8 +38,8 @@ def _plain(module: Any) -> tuple[Tensor, Tensor | None]:
     weight = getattr(module, "weight", None)
     if not isinstance(module, torch.nn.Linear) or weight is None:
         _refuse("a torch.nn.Linear", f"{_class(module)}, which may be quantized")
-    _check_whole(weight)
-    if type(weight) not in (torch.nn.Parameter, torch.Tensor) or str(weight.dtype) not in FLOATS:
+    local = _local(weight)
+    if type(local) not in (torch.nn.Parameter, torch.Tensor) or str(weight.dtype) not in FLOATS:
         _refuse("a weight in a floating dtype of 16 or 32 bits", _quantized(module, weight))
     if weight.device.type == "meta":
         _refuse("a weight that is loaded", "one on the meta device (offloaded)")
@@ -48,15 +48,16 @@ def _plain(module: Any) -> tuple[Tensor, Tensor | None]:
     return weight, module.bias
 
 
-def _check_whole(weight: Tensor) -> None:
-    for kind in type(weight).__mro__:
-        if kind.__name__ == "DTensor":
-            _refuse(f"a whole weight: {GATHER['DTensor']}", "a DTensor")
+def _local(weight: Tensor) -> Tensor:
+    """What this rank has of a weight, where that is all of it."""
+    if hasattr(weight, "device_mesh"):  # a DTensor
+        return _core.local_tensor("hf.head", "lm_head", weight.detach())
     if hasattr(weight, "ds_id") and weight.numel() == 0:
         _refuse(f"a whole weight: {GATHER['ZeRO-3']}", "a shard of DeepSpeed's ZeRO-3")
     if weight.ndim != 2 and "bit" not in type(weight).__name__:
         shape = tuple(weight.shape)
         _refuse(f"a whole weight: {GATHER['FSDP']}", f"a shard of shape {shape}")
+    return weight
 
 
 def _of_modules_to_save(module: Any) -> Any:

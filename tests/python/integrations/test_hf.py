@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ranks
+from reference import same_bits
 
 import rlk
 from rlk.integrations import hf
@@ -197,10 +199,6 @@ class Params4bit(nn.Parameter):
     pass
 
 
-class DTensor(nn.Parameter):
-    pass
-
-
 class NormHead(nn.Linear):
     def forward(self, x: Any) -> Any:
         return nn.functional.linear(x, nn.functional.normalize(self.weight))
@@ -250,11 +248,10 @@ def as_integers() -> Any:
             lambda: with_weight(nn.Parameter(torch.zeros(V, D).to(torch.float8_e4m3fn), False)),
             "float8_e4m3fn",
         ),
-        (lambda: with_weight(DTensor(torch.zeros(V, D))), r"full_tensor\(\).*a DTensor"),
         (sharded_by_deepspeed, r"GatheredParameters.*ZeRO-3"),
         (
             lambda: with_weight(nn.Parameter(torch.zeros(V * D // 2))),
-            r"summon_full_params.*\(92,\)",
+            r"the forward of the module that FSDP wraps.*\(92,\)",
         ),
         (lambda: nn.Linear(D, V, device="meta"), "meta device"),
         (lambda: NormHead(D, V), "NormHead with a forward of its own"),
@@ -276,6 +273,28 @@ def as_integers() -> Any:
 def test_heads_that_are_no_plain_matrix_are_refused_by_name(make, words):
     with pytest.raises(rlk.Unsupported, match=rf"hf\.head: lm_head: expected .*{words}"):
         hf.head(Model(make()))
+
+
+def test_a_head_that_ranks_hold_parts_of():
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    model = Model(nn.Linear(D, V, bias=False))
+    hidden, target = torch.randn(3, D), torch.zeros(3, dtype=torch.int64)
+    want = hf.linear_logp(model, hidden, target)
+    weight = model.lm_head.weight
+    with ranks.pretended() as mesh:
+        for placement in (Shard(0), Replicate()):
+            placed = DTensor.from_local(weight.detach(), mesh, [placement], run_check=False)
+            model.lm_head.weight = nn.Parameter(placed)
+            if placement == Shard(0):
+                words = (
+                    r"hf\.head: lm_head: expected a tensor that each rank has whole, got .*Shard"
+                )
+                with pytest.raises(rlk.Unsupported, match=words):
+                    hf.linear_logp(model, hidden, target)
+                continue
+            with torch.no_grad():
+                assert same_bits(hf.linear_logp(model, hidden, target), want)
 
 
 def test_dropout_is_none_outside_of_training():

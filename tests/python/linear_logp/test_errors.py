@@ -47,7 +47,7 @@ def zeros(*shape, kind="float32"):
 
 
 THREE = "float32, bfloat16 or float16"
-GATHERED = r"\[V, 8\] .*; a sharded weight must be gathered.*"
+GATHERED = r"\[V, 8\] .*; a weight that is sharded must be gathered: .*FSDP.*ZeRO-3.*"
 
 
 def list_of(shape):
@@ -77,12 +77,12 @@ WRONG = [
     *(
         ({"weight": zeros(*shape), "bias": None},
          rf"weight: expected shape \[V, 8\] with V and D at least 1, got {list_of(shape)}")
-        for shape in ((VOCAB, DIM + 1), (DIM, VOCAB), (VOCAB * DIM,), (1, VOCAB, DIM), ())
+        for shape in ((VOCAB, DIM + 1), (DIM, VOCAB), (1, VOCAB, DIM), ())
     ),
     # What a sharded parameter looks like outside of its gather.
     *(
         ({"weight": zeros(*shape), "bias": None}, f"weight: expected shape {GATHERED}")
-        for shape in ((0,), (0, DIM), (VOCAB, 0))
+        for shape in ((VOCAB * DIM,), (0,), (0, DIM), (VOCAB, 0))
     ),
     ({"hidden": zeros(ROWS, 0), "weight": zeros(VOCAB, 0)},
      r"weight: expected shape \[V, 0\] with V and D at least 1, got .*"),

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several ranks: processes of this machine, or one process that stands for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlk
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+if not torch.distributed.is_available():
+    pytest.skip("this torch has no torch.distributed", allow_module_level=True)
+
+SIZE = 2
+
+
+@contextmanager
+def pretended() -> Iterator[Any]:
+    """A mesh of SIZE ranks of which this process is the first; collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=SIZE)
+    try:
+        yield torch.distributed.device_mesh.init_device_mesh("cpu", (SIZE,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _one_rank(rank: int, kind: str, work: Callable[..., Any], folder: str) -> None:
+    torch.set_num_threads(1)
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group(
+        {"cpu": "gloo", "cuda": "nccl"}[kind],
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=SIZE,
+    )
+    rlk.jit.configure(specialize=False)
+    torch.save(work(kind, rank), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def run(kind: str, work: Callable[..., Any], folder: Path) -> list[Any]:
+    """What work(kind, rank) returns in each of SIZE processes, on "cpu" or one GPU each.
+
+    `work` is a function of a module; what it returns is tensors in dictionaries and lists.
+    """
+    if kind == "cuda" and torch.cuda.device_count() < SIZE:
+        pytest.skip(f"needs {SIZE} CUDA devices")
+    torch.multiprocessing.spawn(_one_rank, (kind, work, str(folder)), SIZE)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(SIZE)]
