@@ -219,9 +219,10 @@ bool is_lazily_negated(py::handle object, DType dtype) {
 
 // A view of a freed storage, as FSDP leaves them of a flat parameter, has its offset as address.
 bool is_freed(py::handle object, const Tensor& tensor) {
-  constexpr auto k_least_mapped = std::uintptr_t{1} << 40;  // where large memory lies above
+  constexpr auto k_least_mapped = std::uintptr_t{1} << 40;  // large memory lies above
   const auto address = reinterpret_cast<std::uintptr_t>(tensor.data);
-  if (address == 0 || address >= k_least_mapped || tensor.num_elements() == 0) return false;
+  if (address == 0 || address >= k_least_mapped || !is_floating(tensor.dtype)) return false;
+  if (tensor.num_elements() == 0) return false;
   static PyObject* method = PyUnicode_InternFromString("storage_offset");
   const auto offset =
       py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object.ptr(), method));

@@ -3,6 +3,7 @@
 
 import pytest
 import ranks
+from calls import CALLS, each_op
 from ranks import torch
 from reference import same_bits
 from torch.distributed.device_mesh import init_device_mesh
@@ -11,6 +12,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 import rlk
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("generic")]
+
+
+HEAD = CALLS["linear_logp"]
 
 
 @pytest.fixture(scope="module")
@@ -26,84 +30,13 @@ def placed(tensor, mesh, *placements):
     return made.requires_grad_(tensor.requires_grad)
 
 
-def head():
-    torch.manual_seed(0)
-    given = {"hidden": torch.randn(3, 4, 8), "weight": torch.randn(51, 8), "bias": torch.randn(51)}
-    return given | {"target": torch.randint(51, (3, 4))}
-
-
-def rows():
-    torch.manual_seed(1)
-    return {
-        "policy_logits": torch.randn(4, 5, 51),
-        "ref_logits": torch.randn(4, 5, 51),
-        "action_ids": torch.randint(51, (4, 5)),
-        "old_logps": torch.randn(4, 5),
-    }
-
-
-def tokens():
-    torch.manual_seed(2)
-    names = ("log_probs", "old_log_probs", "advantages", "entropy")
-    return {name: torch.randn(4, 5) for name in names}
-
-
-# A call of each op by its tensors, and those that have gradients.
-OPS = {
-    "linear_logp": (head, rlk.jit.linear_logp, ("hidden", "weight", "bias")),
-    "logp": (
-        lambda: {"logits": rows()["policy_logits"], "target": rows()["action_ids"]},
-        rlk.jit.logp,
-        ("logits",),
-    ),
-    "ratio_kl": (
-        rows,
-        lambda **t: rlk.jit.ratio_kl(**t, attention_mask=None),
-        ("policy_logits",),
-    ),
-    "grpo_loss": (
-        lambda: rows() | {"rewards": torch.randn(4)},
-        lambda **t: rlk.jit.grpo_loss(**t, samples_per_prompt=2),
-        ("policy_logits",),
-    ),
-    "ppo_loss": (
-        tokens,
-        lambda **t: rlk.jit.ppo_loss(**t, entropy_coef=0.1),
-        ("log_probs", "entropy"),
-    ),
-    "group_advantages": (
-        lambda: {"rewards": torch.randn(4)},
-        lambda **t: rlk.jit.group_advantages(**t, samples_per_prompt=2),
-        (),
-    ),
-    "det_gemm": (
-        lambda: {"a": torch.randn(3, 8), "b": torch.randn(8, 5), "bias": torch.randn(5)},
-        rlk.jit.det_gemm,
-        ("a", "b", "bias"),
-    ),
-    "linear": (
-        lambda: {"x": torch.randn(3, 8), "weight": torch.randn(5, 8), "bias": torch.randn(5)},
-        rlk.jit.linear,
-        ("x", "weight", "bias"),
-    ),
-}
-each_op = pytest.mark.parametrize("op", OPS)
-
-
-def first_of(found):
-    return found if isinstance(found, torch.Tensor) else found[0]
-
-
 @each_op
 @pytest.mark.parametrize("grad_mode", [True, False])
-def test_replicas_are_read_in_place(op, grad_mode, mesh):
-    make, call, names = OPS[op]
-    plain = make()
-    for name in names:
-        plain[name].requires_grad_()
+def test_replicas_are_read_in_place(call, grad_mode, mesh):
+    names, plain = call.names, call.tensors(needs=True)
     given = {name: placed(tensor, mesh, Replicate()) for name, tensor in plain.items()}
     with torch.set_grad_enabled(grad_mode):
-        got, want = first_of(call(**given)), first_of(call(**plain))
+        got, want = call.value(**given), call.value(**plain)
     assert type(got) is torch.Tensor
     assert same_bits(got.detach(), want.detach())
     assert got.requires_grad == want.requires_grad == (grad_mode and bool(names))
@@ -120,47 +53,48 @@ def test_replicas_are_read_in_place(op, grad_mode, mesh):
 
 @each_op
 @pytest.mark.parametrize("placement", [Shard(0), Partial()], ids=["shard", "partial"])
-def test_what_is_not_whole_is_refused(op, placement, mesh):
-    make, call, names = OPS[op]
-    for name, tensor in make().items():
+def test_what_is_not_whole_is_refused(call, placement, mesh):
+    for name, tensor in call.tensors().items():
         seen = placement
-        if (op, name, placement) == ("linear", "weight", Shard(0)):  # which is read transposed
+        if (call.op, name, placement) == ("linear", "weight", Shard(0)):  # which is read transposed
             seen = Shard(1)
-        for needs in {False, name in names}:
-            given = make()
+        for needs in {False, name in call.names}:
+            given = call.tensors()
             given[name] = placed(tensor.requires_grad_(needs), mesh, placement)
             with pytest.raises(rlk.Unsupported) as caught:
                 call(**given)
             said = str(caught.value)
-            assert said.startswith(f"{op}: {name}: expected a tensor that each rank has whole, got")
+            assert said.startswith(
+                f"{call.op}: {name}: expected a tensor that each rank has whole, got"
+            )
             assert f"a DTensor of placements ({seen!r},) on 2 ranks; with FSDP2" in said
 
 
 def test_a_gradient_whose_reduction_is_not_known_is_refused(mesh):
-    given = head()
+    given = HEAD.tensors()
     weight = placed(given["weight"].requires_grad_(), mesh, Replicate())
     with pytest.raises(rlk.Unsupported, match=r"weight: expected hidden as a DTensor.*Partial"):
-        rlk.jit.linear_logp(**given | {"weight": weight})
+        HEAD.value(**given | {"weight": weight})
     other = init_device_mesh("cpu", (1, 2))
     hidden = placed(given["hidden"], other, Replicate(), Replicate())
     with pytest.raises(rlk.Unsupported, match="weight: expected hidden as a DTensor"):
-        rlk.jit.linear_logp(**given | {"weight": weight, "hidden": hidden})
-    want = rlk.jit.linear_logp(**head())
+        HEAD.value(**given | {"weight": weight, "hidden": hidden})
+    want = HEAD.value(**HEAD.tensors())
     with torch.no_grad():
-        assert same_bits(rlk.jit.linear_logp(**given | {"weight": weight}), want)
-    assert same_bits(rlk.jit.linear_logp(**given | {"weight": weight.detach()}), want)
+        assert same_bits(HEAD.value(**given | {"weight": weight}), want)
+    assert same_bits(HEAD.value(**given | {"weight": weight.detach()}), want)
 
 
 def test_a_shard_of_one_rank_is_whole(mesh):
     other = init_device_mesh("cpu", (1, 2))
-    given = head()
+    given = HEAD.tensors()
     weight = placed(given["weight"].requires_grad_(), other, Shard(0), Replicate())
     hidden = placed(given["hidden"], other, Replicate(), Replicate())
-    logp = rlk.jit.linear_logp(**given | {"weight": weight, "hidden": hidden})
-    assert same_bits(logp, rlk.jit.linear_logp(**given))
+    logp = HEAD.value(**given | {"weight": weight, "hidden": hidden})
+    assert same_bits(logp, HEAD.value(**given))
     logp.sum().backward()
     assert weight.grad.placements == (Shard(0), Replicate())
-    rlk.jit.linear_logp(**given).sum().backward()
+    HEAD.value(**given).sum().backward()
     assert same_bits(weight.grad.to_local(), given["weight"].grad)
 
 
@@ -171,16 +105,16 @@ def test_logits_that_are_a_dtensor_are_not_written_over(mesh):
 
 
 def test_a_view_of_a_freed_storage_is_refused():
-    given = head()
+    given = HEAD.tensors()
     flat = torch.zeros(1000)
     given["weight"] = flat[80:488].view(51, 8)
     flat.untyped_storage().resize_(0)
     with pytest.raises(rlk.InvalidArgument, match=r"weight: .* its storage is freed"):
-        rlk.jit.linear_logp(**given)
+        HEAD.value(**given)
 
 
 @pytest.mark.parametrize("shape", [(0,), (204,)])
 def test_a_flat_parameter_is_refused_by_name(shape):
-    given = head() | {"weight": torch.nn.Parameter(torch.zeros(shape))}
+    given = HEAD.tensors() | {"weight": torch.nn.Parameter(torch.zeros(shape))}
     with pytest.raises(rlk.InvalidArgument, match=r"weight: .*\[V, 8\] .*FSDP.*GatheredParameters"):
-        rlk.jit.linear_logp(**given)
+        HEAD.value(**given)
