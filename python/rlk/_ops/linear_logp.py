@@ -27,6 +27,7 @@ def linear_logp(
     saved_mib: int | None = None,
     entropy_grad: bool = False,
     accumulate_into: Tensor | str | None = None,
+    lora: tuple[Tensor, Tensor, float] | None = None,
     stream: int | None = None,
 ) -> Any:
     """Log-probabilities of target ids, straight from hidden states; no [N, V] logits are formed.
@@ -61,6 +62,10 @@ def linear_logp(
         accumulate_into: float32 ``[V, D]``, contiguous: the backward adds weight's gradient to it,
             unrounded and once a call, and weight gets none. "main_grad": weight.main_grad, as
             Megatron-LM's optimizers make it.
+        lora: (A ``[r, D]``, B ``[V, r]``, scale): weight is frozen and stands for weight + scale *
+            B A, which is not formed. Differentiable in A and B; each is of hidden's dtype, or
+            float32 and rounded to it. Keeps a copy of weight, ``[V, D + 2r]``, as long as weight
+            lives. For torch tensors.
         stream: CUDA stream handle to queue on, for tensors whose framework tells no current
             stream (CuPy and JAX through DLPack); None: the default stream. Not for torch tensors.
 
@@ -95,6 +100,10 @@ def linear_logp(
     arguments = locals()
     if accumulate_into is not None:
         arguments["accumulate_into"] = _accumulator(weight, accumulate_into)
+    if lora is not None:
+        from rlk._ops import torch_lora
+
+        return logp_result(arguments, torch_lora.linear_logp(arguments))
     if _core.needs_autograd(arguments):
         from rlk._ops import torch_logp
 
@@ -194,6 +203,10 @@ def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
     into = arguments["accumulate_into"]
     if into is not None:
         arguments["accumulate_into"] = _accumulator(arguments["weight"], into)
+    if arguments["lora"] is not None:
+        from rlk._ops import torch_lora
+
+        return _core.linear_logp_explain(torch_lora.widened(arguments))
     needs = [getattr(arguments[name], "requires_grad", False) for name in ("hidden", "weight")]
     arguments["keep"] = any(needs) and _core.needs_autograd(arguments)
     return _core.linear_logp_explain(arguments)

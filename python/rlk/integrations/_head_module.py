@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from rlk import _core
 from rlk.errors import Fault, Unsupported
 
-__all__ = ["head_tensors"]
+__all__ = ["head_and_adapter", "head_tensors"]
 
 Tensor = Any
 FLOATS = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
@@ -24,12 +24,40 @@ def head_tensors(module: Any) -> tuple[Tensor, Tensor | None]:
 
     Raises rlk.Unsupported, which names what the head is and what to do.
     """
+    weight, bias, adapters = _parts(module)
+    return _merged(weight, adapters), bias
+
+
+def head_and_adapter(module: Any) -> tuple[Tensor, Tensor | None, Any]:
+    """The same, without merging what `rlk.jit.linear_logp` takes as its option lora, or None."""
+    weight, bias, adapters = _parts(module)
+    if not adapters or weight.requires_grad or type(_local(weight)) is not type(weight):
+        return _merged(weight, adapters), bias, None
+    if len(adapters) == 1:
+        return weight, bias, adapters[0]
+    import torch
+
+    first = torch.cat([a for a, _, _ in adapters])
+    second = torch.cat([b * scale for _, b, scale in adapters], 1)
+    return weight, bias, (first, second, 1.0)
+
+
+def _parts(module: Any) -> tuple[Tensor, Tensor | None, list[Any]]:
+    """(weight, bias, (A ``[r, D]``, B ``[V, r]``, scale) of each active adapter)."""
     module = _of_modules_to_save(module)
     if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
         return _with_lora(module)
     if hasattr(module, "base_layer"):
         _refuse("a LoRA adapter, or the head merged into its base", f"{_class(module)} of PEFT")
-    return _plain(module)
+    return *_plain(module), []
+
+
+def _merged(weight: Tensor, adapters: list[Any]) -> Tensor:
+    """weight + the sum of scale * B A, in float32, then in the weight's dtype."""
+    if not adapters:
+        return weight
+    updates = [scale * (second.float() @ first.float()) for first, second, scale in adapters]
+    return (weight.float() + sum(updates[1:], updates[0])).to(weight.dtype)
 
 
 def _plain(module: Any) -> tuple[Tensor, Tensor | None]:
@@ -75,27 +103,23 @@ def _of_modules_to_save(module: Any) -> Any:
     return copies[active[0]]
 
 
-def _with_lora(module: Any) -> tuple[Tensor, Tensor | None]:
-    """weight + scaling * B A, in float32, then in the weight's dtype."""
+def _with_lora(module: Any) -> tuple[Tensor, Tensor | None, list[Any]]:
     weight, bias = _plain(module.base_layer)
     if module.merged_adapters and module.disable_adapters:
         _refuse("adapters that are not merged where they are off", "merged ones")
     if module.merged_adapters or module.disable_adapters:
-        return weight, bias
-    total = None
+        return weight, bias, []
+    adapters = []
     for name in module.active_adapters:
         if name not in module.lora_A:
             continue
         _check_adapter(module, name)
-        first, second = module.lora_A[name], module.lora_B[name]
-        update = module.scaling[name] * (second.weight.float() @ first.weight.float())
-        total = update if total is None else total + update
+        first, second, scale = module.lora_A[name], module.lora_B[name], module.scaling[name]
+        adapters.append((first.weight, second.weight, scale))
         if second.bias is not None:
-            extra = module.scaling[name] * second.bias.float()
+            extra = scale * second.bias.float()
             bias = extra if bias is None else bias.float() + extra
-    if total is not None:
-        weight = (weight.float() + total).to(weight.dtype)
-    return weight, bias
+    return weight, bias, adapters
 
 
 def _check_adapter(module: Any, name: str) -> None:
@@ -111,7 +135,7 @@ def _check_adapter(module: Any, name: str) -> None:
         _refuse("fan_in_fan_out=False on the head", "True")
     dropout = module.lora_dropout[name]
     if module.training and getattr(dropout, "p", 0.0) > 0:
-        _refuse("lora_dropout=0 on the head, whose adapter is merged", f"{dropout.p} in training")
+        _refuse("lora_dropout=0 on the head", f"{dropout.p} in training")
 
 
 def _quantized(module: Any, weight: Tensor) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from rlk import _core, jit
 from rlk.errors import Fault, Unsupported, fail
-from rlk.integrations._head_module import head_tensors
+from rlk.integrations._head_module import head_and_adapter, head_tensors
 
 __all__ = ["Head", "head", "linear_logp"]
 
@@ -30,7 +30,7 @@ class Head(NamedTuple):
     softcap)`: arguments of `rlk.jit.linear_logp` by its names.
     """
 
-    weight: Tensor  #: ``[V, D]``; with a LoRA adapter merged for this call, autograd to both parts
+    weight: Tensor  #: ``[V, D]``; a LoRA adapter is merged into it, with autograd to both parts
     bias: Tensor | None  #: ``[V]``
     softcap: float | None
     logit_scale: float
@@ -53,7 +53,8 @@ def head(
     Returns:
         `Head`. The weight is the module's own tensor, so a tied one is the embedding's. A LoRA
         adapter on the head is merged anew in each call: in float32, which takes 4 V D bytes and as
-        much again in the weight's dtype while the call's graph lives.
+        much again in the weight's dtype while the call's graph lives. `linear_logp` merges none
+        where the weight under it is frozen.
 
     Raises:
         rlk.InvalidArgument: no head, or a configuration that cannot be read.
@@ -66,13 +67,7 @@ def head(
     """
     owner, module = _find(model)
     weight, bias = head_tensors(module)
-    given = {"softcap": softcap, "logit_scale": logit_scale}
-    if "model" in given.values():
-        numbers = _numbers(owner, int(weight.shape[0]), int(weight.shape[1]))
-        for name, value in given.items():
-            if value == "model":
-                given[name] = numbers[name]
-    return Head(weight, bias, given["softcap"], given["logit_scale"])  # type: ignore[arg-type]
+    return Head(weight, bias, *_cap_and_scale(owner, weight, softcap, logit_scale))
 
 
 def linear_logp(
@@ -112,8 +107,13 @@ def linear_logp(
     if not hasattr(hidden, "device"):  # the model's output, say
         expected = "a torch tensor, such as last_hidden_state"
         fail("hf.linear_logp", "hidden", expected, type(hidden).__name__)
-    weight, bias, cap, scale = head(model, softcap=softcap, logit_scale=logit_scale)
+    owner, module = _find(model)
+    weight, bias, lora = head_and_adapter(module)
+    cap, scale = _cap_and_scale(owner, weight, softcap, logit_scale)
     hidden, weight, bias = in_one_dtype(hidden, weight, bias)
+    if lora is not None:
+        first, second, factor = lora
+        lora = (_fitting(first, hidden.dtype), _fitting(second, hidden.dtype), factor)
     return jit.linear_logp(
         hidden,
         weight,
@@ -124,8 +124,14 @@ def linear_logp(
         logit_scale=scale,
         mask=mask,
         return_entropy=return_entropy,
+        lora=lora,
         **options,
     )
+
+
+def _fitting(matrix: Tensor, dtype: Any) -> Tensor:
+    """A matrix of an adapter in a dtype that `lora` takes."""
+    return matrix if str(matrix.dtype) == "torch.float32" else matrix.to(dtype)
 
 
 def in_one_dtype(
@@ -152,6 +158,15 @@ def _find(model: Any) -> tuple[Any, Any]:
         owner = getattr(owner, "module", None)  # of DDP and the like
     got = type(model).__name__
     fail("hf.head", "model", "one with a head: get_output_embeddings() or lm_head", got)
+
+
+def _cap_and_scale(owner: Any, weight: Tensor, softcap: Any, logit_scale: Any) -> tuple[Any, Any]:
+    """What was given; in the place of "model" what the configuration says."""
+    given = {"softcap": softcap, "logit_scale": logit_scale}
+    if "model" in given.values():
+        numbers = _numbers(owner, int(weight.shape[0]), int(weight.shape[1]))
+        given = {n: numbers[n] if value == "model" else value for n, value in given.items()}
+    return given["softcap"], given["logit_scale"]
 
 
 def _numbers(model: Any, vocab: int, columns: int) -> dict[str, Any]:

@@ -161,14 +161,17 @@ class Adapted(nn.Module):
         return result
 
 
+@pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("options", [{}, {"num": 2}, {"bias": True}], ids=str)
-def test_lora_on_the_head_is_merged_with_gradients(rows, options):
+def test_lora_on_the_head_has_gradients(rows, options, frozen):
     hidden, target = rows
     model = Model(Adapted(**options))
+    model.lm_head.base_layer.requires_grad_(not frozen)
+    assert (hf.head_and_adapter(model.lm_head)[2] is not None) == frozen
     want = model.lm_head(hidden).log_softmax(-1).gather(1, target[:, None])[:, 0]
     got = hf.linear_logp(model, hidden, target)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    trained = [hidden, *model.lm_head.lora_A.parameters(), *model.lm_head.lora_B.parameters()]
+    trained = [hidden, *(p for p in model.parameters() if p.requires_grad)]
     grads = [torch.autograd.grad(value.square().sum(), trained) for value in (got, want)]
     for ours, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""linear_logp with a LoRA adapter on a frozen weight, which is not merged.
+
+With u = scale * (hidden A^T) the logits are [hidden, u] [weight, B]^T: the same product with some
+more terms. The second matrix is made once a weight; of it B's columns alone are written again.
+"""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from rlk import _core
+from rlk._ops.common import Arguments
+from rlk._ops.torch_common import check_operands, once, refuse_options
+from rlk._ops.torch_logp import _backward_arguments, _found, _results
+from rlk.errors import fail, text
+
+#: Logits that a backward keeps at once for B's gradient, 256 MiB in 16 bits. Sums over rows are cut
+#: there, so it is no setting.
+_KEPT_LOGITS = 1 << 27
+_ALL_MIB = 1 << 20  # of exponentials
+_STORED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class _Columns:
+    """Where the terms of an adapter lie: behind `dim` columns, those of u and, where it is of 16
+    bits, those of what its rounding loses, then zeros up to 16 bytes."""
+
+    def __init__(self, hidden: Any, rank: int) -> None:
+        self.dim, self.rank = hidden.shape[-1], rank
+        parts = 1 if hidden.dtype == torch.float32 else 2
+        align = 16 // hidden.element_size()
+        self.parts = [slice(self.dim + i * rank, self.dim + (i + 1) * rank) for i in range(parts)]
+        self.width = -(-(self.dim + parts * rank) // align) * align
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Columns) and vars(self) == vars(other)
+
+    def rows(self, hidden: Any, first: Any, scale: float) -> Any:
+        """[hidden, u], ``[..., width]``."""
+        u = _product(hidden, first.t()).mul_(scale)
+        found = hidden.new_zeros((*hidden.shape[:-1], self.width))
+        found[..., : self.dim] = hidden
+        for part in self.parts:
+            found[..., part] = u
+            u = u - found[..., part]
+        return found
+
+
+class _Wide:
+    """A frozen weight and the columns of an adapter behind it, ``[V, width]``."""
+
+    def __init__(self, weight: Any, columns: _Columns) -> None:
+        self.matrix = weight.new_zeros((weight.shape[0], columns.width))
+        self.matrix[:, : columns.dim] = weight
+        self.columns = columns
+        self.weight_state = _state(weight)
+        self._second: Any = None
+        self._second_state: Any = None
+
+    def with_(self, second: Any) -> Any:
+        """The matrix with this B in it."""
+        state = _state(second)
+        if state is None or self._second is not second or self._second_state != state:
+            for part in self.columns.parts:
+                self.matrix[:, part] = second
+            self._second, self._second_state = second, state
+        return self.matrix
+
+
+_wides: Any = WeakTensorKeyDictionary()
+
+#: (device, dtype) whose kernels were found to keep no exponentials.
+_keep_none: set[tuple[Any, Any]] = set()
+
+
+def _state(tensor: Any) -> tuple[int, int] | None:
+    """What tells a change; None where nothing does."""
+    return None if tensor.is_inference() else (tensor.data_ptr(), tensor._version)
+
+
+@torch.no_grad()
+def _wide_of(weight: Any, columns: _Columns) -> _Wide:
+    state = _state(weight)
+    found: _Wide | None = _wides.get(weight)
+    is_its = found is not None and found.weight_state == state and found.columns == columns
+    if found is None or state is None or not is_its:
+        found = _wides[weight] = _Wide(weight, columns)
+    return found
+
+
+def _product(a: Any, b: Any) -> Any:
+    """a @ b in float32; a row has the same bits in every batch."""
+    word = None if a.dtype == torch.float32 else "float32"
+    return _core.det_gemm_forward({"a": a, "b": b, "bias": None, "out_dtype": word})
+
+
+class _LoraLogp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Any,
+        first: Any,
+        second: Any,
+        bias: Any,
+        scale: float,
+        arguments: Arguments,
+    ) -> Any:
+        weight = arguments["weight"]
+        columns = _Columns(hidden, first.shape[0])
+        ctx.wide, ctx.scale = _wide_of(weight, columns), scale
+        rows = columns.rows(hidden, first.to(hidden.dtype), scale)
+        if any(ctx.needs_input_grad):  # A's gradient reads the rows of all that are active
+            rows.masked_fill_(_inactive(rows, arguments)[..., None], 0)
+        given = {**arguments, "hidden": rows, "lora": None}
+        found = _core.linear_logp_forward(
+            {**given, "weight": ctx.wide.with_(second)}, True, False
+        )
+        saved = {"log_prob": found[0].clone(), "first": first, "second": second}
+        return _results(ctx, "linear_logp", given, found, saved)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        arguments = _backward_arguments(ctx, upstream)
+        if arguments is None:
+            return (None,) * 6
+        operands = [arguments[name] for name in ("hidden", "first", "second", "bias")]
+
+        def compute() -> Any:
+            return _gradients(arguments, ctx.wide, ctx.scale, *ctx.needs_input_grad[:4])
+
+        return *once("linear_logp", compute, *upstream[:3], *operands), None, None
+
+
+def _inactive(rows: Any, arguments: Arguments) -> Any:
+    found = torch.zeros(rows.shape[:-1], dtype=torch.bool, device=rows.device)
+    if arguments["mask"] is not None:
+        found |= torch.as_tensor(arguments["mask"], device=rows.device) == 0
+    if arguments["ignore_index"] is not None:
+        target = torch.as_tensor(arguments["target"], device=rows.device).long()
+        found |= target == arguments["ignore_index"]
+    return found
+
+
+def _gradients(
+    arguments: Arguments,
+    wide: _Wide,
+    scale: float,
+    needs_hidden: bool,
+    needs_first: bool,
+    needs_second: bool,
+    needs_bias: bool,
+) -> tuple[Any, Any, Any, Any]:
+    rows, first, second = arguments["hidden"], arguments.pop("first"), arguments.pop("second")
+    columns = wide.columns
+    arguments["weight"] = wide.with_(second)
+    needs_rows = needs_hidden or needs_first
+    found = _by_parts(arguments, columns, needs_rows, needs_bias) if needs_second else None
+    if found is None:
+        found = _core.linear_logp_backward(arguments, needs_rows, needs_second, needs_bias)
+    of_rows, of_weight, of_bias = found
+    of_hidden = of_first = of_second = None
+    if needs_second:
+        sums = [
+            of_weight[:, part.start - columns.width :][:, : columns.rank].float()
+            for part in columns.parts
+        ]
+        of_second = sum(sums[1:], sums[0]).to(second.dtype)
+    if needs_rows:
+        own, of_u = of_rows[..., : columns.dim], of_rows[..., columns.parts[0]]
+    if needs_hidden:
+        of_hidden = _product(of_u, first.to(rows.dtype)).mul_(scale).add_(own).to(rows.dtype)
+    if needs_first:
+        flat = rows[..., : columns.dim].reshape(-1, columns.dim)
+        of_first = _product(of_u.reshape(-1, columns.rank).t(), flat).mul_(scale).to(first.dtype)
+    return of_hidden, of_first, of_second, of_bias
+
+
+def _by_parts(
+    arguments: Arguments, columns: _Columns, needs_rows: bool, needs_bias: bool
+) -> tuple[Any, Any, Any] | None:
+    """Gradients of the rows, of the weight's columns from `dim` on, and of the bias, without the
+    product for the other columns; None where no exponentials can be kept.
+
+    Some rows at a time: one more forward keeps their exponentials, of which dZ is made for each of
+    the gradients. Kept exponentials know no terms, so a call whose hidden states are u alone finds
+    the gradient of B.
+    """
+    rows, matrix, bias = arguments["hidden"], arguments["weight"], arguments["bias"]
+    kind = (rows.device, rows.dtype)
+    has_none = arguments["grad_entropy"] is not None or arguments["softcap"] is not None
+    if has_none or kind in _keep_none:
+        return None
+    lead = rows.shape[:-1]
+    flat = {name: _flat(value, lead) for name, value in arguments.items()}
+    flat["hidden"] = rows.reshape(-1, columns.width)
+    if bias is not None:
+        flat["bias"] = bias.float()
+    tail = slice(columns.dim, columns.width)
+    count, step = flat["hidden"].shape[0], max(256, _KEPT_LOGITS // matrix.shape[0] // 128 * 128)
+    of_rows = torch.empty_like(flat["hidden"]) if needs_rows else None
+    of_bias = None if bias is None or not needs_bias else torch.zeros_like(flat["bias"])
+    of_weight = matrix.new_zeros(
+        (matrix.shape[0], columns.width - columns.dim), dtype=torch.float32
+    )
+    per_row = {name for name in flat if _is_per_row(arguments[name], lead)} | {"hidden"}
+    for begin in range(0, count, step):
+        part = {
+            name: value[begin : begin + step] if name in per_row else value
+            for name, value in flat.items()
+        }
+        asked = {"return_entropy": False, "return_lse": False, "return_stats": False}
+        kept = _core.linear_logp_forward({**part, **asked, "saved_mib": _ALL_MIB}, True, True)[5]
+        if kept is None:
+            _keep_none.add(kind)
+            return None
+        part |= {"kept": kept[0], "kept_target": kept[1], "may_overwrite_kept": False}
+        if needs_rows or of_bias is not None:
+            found = _core.linear_logp_backward(part, needs_rows, False, of_bias is not None)
+            if of_rows is not None:
+                of_rows[begin : begin + step] = found[0]
+            if of_bias is not None:
+                of_bias += found[2]
+        terms = {"hidden": part["hidden"][:, tail], "weight": matrix[:, tail]}
+        part |= {**terms, "accumulate_into": of_weight, "may_overwrite_kept": True}
+        _core.linear_logp_backward(part, False, True, False)
+    if of_rows is not None:
+        of_rows = of_rows.reshape(rows.shape)
+    return of_rows, of_weight, None if of_bias is None else of_bias.to(bias.dtype)
+
+
+def _is_per_row(value: Any, lead: Any) -> bool:
+    return hasattr(value, "reshape") and tuple(value.shape) == tuple(lead)
+
+
+def _flat(value: Any, lead: Any) -> Any:
+    return value.reshape(-1) if _is_per_row(value, lead) else value
+
+
+def _check(arguments: Arguments) -> tuple[Any, Any, float]:
+    """(A, B, scale), of the shapes and dtypes that hidden and weight ask for."""
+
+    def refuse(expected: str, got: Any) -> None:
+        fail("linear_logp", "lora", expected, got)
+
+    given, hidden, weight = arguments["lora"], arguments["hidden"], arguments["weight"]
+    if not isinstance(given, (tuple, list)) or len(given) != 3:
+        refuse(
+            "(A, B, scale)", text(given) if not hasattr(given, "shape") else type(given).__name__
+        )
+    first, second, scale = given
+    if not isinstance(scale, Real) or isinstance(scale, bool):
+        refuse("a number as scale", text(scale))
+    for name, tensor in (("hidden", hidden), ("weight", weight)):
+        if not isinstance(tensor, torch.Tensor):
+            fail("linear_logp", name, "a torch tensor with {lora}", type(tensor).__name__)
+    if hidden.dtype not in _STORED:
+        fail("linear_logp", "hidden", "dtype float32, bfloat16 or float16", hidden.dtype)
+    dim = hidden.shape[-1] if hidden.dim() else -1
+    if weight.dim() != 2 or weight.shape[1] != dim:
+        fail("linear_logp", "weight", f"shape [V, {dim}]", list(weight.shape))
+    if weight.dtype != hidden.dtype or weight.device != hidden.device:
+        expected = f"dtype {hidden.dtype} on {hidden.device} (as {{hidden}})"
+        fail("linear_logp", "weight", expected, f"{weight.dtype} on {weight.device}")
+    if weight.requires_grad and torch.is_grad_enabled():
+        refuse("a weight that needs no gradient (it is frozen)", "one that does")
+    if arguments["accumulate_into"] is not None:
+        refuse("None with {accumulate_into}", "an adapter")
+    rank = first.shape[0] if isinstance(first, torch.Tensor) and first.dim() == 2 else 0
+    for name, tensor, shape in (("A", first, [rank, dim]), ("B", second, [len(weight), rank])):
+        if not isinstance(tensor, torch.Tensor):
+            refuse(f"a torch tensor as {name}", type(tensor).__name__)
+        letters = "[r, D]" if name == "A" else "[V, r]"
+        if rank < 1 or list(tensor.shape) != shape:
+            refuse(f"{name} of shape {letters}, here {shape}", list(tensor.shape))
+        if tensor.dtype not in (hidden.dtype, torch.float32):
+            refuse(f"{name} of {{hidden}}'s dtype or float32", tensor.dtype)
+        if tensor.device != hidden.device:
+            refuse(f"{name} on {hidden.device}", tensor.device)
+        if hasattr(tensor, "device_mesh"):
+            refuse(f"{name} as a plain tensor", "a DTensor")
+    return first, second, float(scale)
+
+
+def linear_logp(arguments: Arguments) -> Any:
+    hidden, _, bias = check_operands("linear_logp", arguments, ("hidden", "weight", "bias"))
+    refuse_options("linear_logp", arguments)
+    first, second, scale = _check(arguments)
+    return _found(_LoraLogp.apply(hidden, first, second, bias, scale, arguments))
+
+
+def widened(arguments: Arguments) -> Arguments:
+    """With stand-ins of the shapes that the core is given, for `explain`."""
+    first, _, _ = _check(arguments)
+    width = _Columns(arguments["hidden"], first.shape[0]).width
+    sizes = {"hidden": arguments["hidden"].shape[:-1], "weight": arguments["weight"].shape[:1]}
+    wide = {n: arguments[n].new_zeros(1).expand(*size, width) for n, size in sizes.items()}
+    return {**arguments, **wide}
