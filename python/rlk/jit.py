@@ -19,7 +19,12 @@ from rlk._ops.det_gemm import DetGemmGrads, det_gemm, det_gemm_backward, linear
 from rlk._ops.explain import explain
 from rlk._ops.group_advantages import group_advantages
 from rlk._ops.grpo_loss import GrpoLoss, grpo_loss, grpo_loss_backward
-from rlk._ops.linear_logp import LinearLogpGrads, linear_logp, linear_logp_backward
+from rlk._ops.linear_logp import (
+    LinearLogpGrads,
+    linear_logp,
+    linear_logp_backward,
+    make_lora_room,
+)
 from rlk._ops.logp import logp, logp_backward
 from rlk._ops.ppo_loss import PpoLoss, PpoLossGrads, ppo_loss, ppo_loss_backward
 from rlk._ops.ratio_kl import RatioKl, ratio_kl, ratio_kl_backward
@@ -53,6 +58,7 @@ __all__ = [
     "linear_logp_backward",
     "logp",
     "logp_backward",
+    "make_lora_room",
     "ppo_loss",
     "ppo_loss_backward",
     "preload",

@@ -64,8 +64,8 @@ def linear_logp(
             Megatron-LM's optimizers make it.
         lora: (A ``[r, D]``, B ``[V, r]``, scale): weight is frozen and stands for weight + scale *
             B A, which is not formed. Differentiable in A and B; each is of hidden's dtype, or
-            float32 and rounded to it. Keeps a copy of weight, ``[V, D + 2r]``, as long as weight
-            lives. For torch tensors.
+            float32 and rounded to it. Copies weight, as ``[V, D + 2r]``, in each call, but where
+            `make_lora_room` was called. For torch tensors.
         stream: CUDA stream handle to queue on, for tensors whose framework tells no current
             stream (CuPy and JAX through DLPack); None: the default stream. Not for torch tensors.
 
@@ -109,6 +109,29 @@ def linear_logp(
 
         return logp_result(arguments, torch_logp.linear_logp(arguments))
     return logp_result(arguments, _core.linear_logp_forward(arguments))
+
+
+def make_lora_room(weight: Tensor, rank: int) -> None:
+    """Moves a frozen weight to where its rows have room for the columns of an adapter, so that
+    `linear_logp` with ``lora=`` need not copy it.
+
+    The tensor stays the same object with the same values; its rows lie further apart, by 2 rank
+    elements (float32: rank) up to 16 bytes. While it is moved there are both.
+
+    Args:
+        weight: ``[V, D]``, float32, bfloat16 or float16: a torch tensor or parameter, whose
+            ``.data`` is replaced.
+        rank: of the adapter; those of others copy the weight.
+
+    Raises:
+        rlk.InvalidArgument: a shape, dtype or rank is wrong.
+
+    Example:
+        >>> rlk.jit.make_lora_room(model.lm_head.weight, 16)
+    """
+    from rlk._ops import torch_lora
+
+    torch_lora.make_room(weight, rank)
 
 
 def _accumulator(weight: Any, given: Any) -> Any:

@@ -2,7 +2,7 @@
 """linear_logp with a LoRA adapter on a frozen weight, which is not merged.
 
 With u = scale * (hidden A^T) the logits are [hidden, u] [weight, B]^T: the same product with some
-more terms. The second matrix is made once a weight; of it B's columns alone are written again.
+more terms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from rlk import _core
 from rlk._ops.common import Arguments
@@ -24,6 +23,17 @@ from rlk.errors import fail, text
 _KEPT_LOGITS = 1 << 27
 _ALL_MIB = 1 << 20  # of exponentials
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
+_PER_ROW = (
+    "target",
+    "mask",
+    "temperature",
+    "row_max",
+    "row_log_sum",
+    "log_prob",
+    "grad_output",
+    "grad_lse",
+)
+_ROOM = "rlk_lora_width"  # of a weight whose rows have room: elements from row to row
 
 
 class _Columns:
@@ -37,9 +47,6 @@ class _Columns:
         self.parts = [slice(self.dim + i * rank, self.dim + (i + 1) * rank) for i in range(parts)]
         self.width = -(-(self.dim + parts * rank) // align) * align
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Columns) and vars(self) == vars(other)
-
     def rows(self, hidden: Any, first: Any, scale: float) -> Any:
         """[hidden, u], ``[..., width]``."""
         u = _product(hidden, first.t()).mul_(scale)
@@ -50,51 +57,59 @@ class _Columns:
             u = u - found[..., part]
         return found
 
+    def matrix(self, weight: Any) -> Any:
+        """[weight, ...], ``[V, width]``: weight's own memory where that has room, else a copy."""
+        shape = (len(weight), self.width)
+        has_room = getattr(weight, _ROOM, None) == self.width and weight.stride() == (self.width, 1)
+        if has_room and weight.untyped_storage().nbytes() >= _bytes(weight, shape):
+            # Of .data nobody counts the changes: what is written is not weight's.
+            return weight.data.as_strided(shape, (self.width, 1))
+        found = weight.new_zeros(shape)
+        found[:, : self.dim] = weight
+        return found
 
-class _Wide:
-    """A frozen weight and the columns of an adapter behind it, ``[V, width]``."""
+    def write(self, matrix: Any, second: Any) -> Any:
+        """The matrix with B in it. For each pass anew: another call may have written its own, and
+        trainers change parameters in ways that torch does not count."""
+        for part in self.parts:
+            matrix[:, part] = second
+        matrix[:, self.parts[-1].stop :] = 0
+        return matrix
 
-    def __init__(self, weight: Any, columns: _Columns) -> None:
-        self.matrix = weight.new_zeros((weight.shape[0], columns.width))
-        self.matrix[:, : columns.dim] = weight
-        self.columns = columns
-        self.weight_state = _state(weight)
-        self._second: Any = None
-        self._second_state: Any = None
-
-    def with_(self, second: Any) -> Any:
-        """The matrix with this B in it."""
-        state = _state(second)
-        if state is None or self._second is not second or self._second_state != state:
-            for part in self.columns.parts:
-                self.matrix[:, part] = second
-            self._second, self._second_state = second, state
-        return self.matrix
-
-
-_wides: Any = WeakTensorKeyDictionary()
 
 #: (device, dtype) whose kernels were found to keep no exponentials.
 _keep_none: set[tuple[Any, Any]] = set()
 
 
-def _state(tensor: Any) -> tuple[int, int] | None:
-    """What tells a change; None where nothing does."""
-    return None if tensor.is_inference() else (tensor.data_ptr(), tensor._version)
+def _bytes(weight: Any, shape: tuple[int, int]) -> int:
+    """Of a storage in which a matrix of this shape begins where weight does."""
+    size: int = (weight.storage_offset() + shape[0] * shape[1]) * weight.element_size()
+    return size
 
 
-@torch.no_grad()
-def _wide_of(weight: Any, columns: _Columns) -> _Wide:
-    state = _state(weight)
-    found: _Wide | None = _wides.get(weight)
-    is_its = found is not None and found.weight_state == state and found.columns == columns
-    if found is None or state is None or not is_its:
-        found = _wides[weight] = _Wide(weight, columns)
-    return found
+def make_room(weight: Any, rank: int) -> None:
+    """See `rlk.jit.make_lora_room`."""
+
+    def refuse(name: str, expected: str, got: Any) -> None:
+        fail("make_lora_room", name, expected, got)
+
+    if not isinstance(weight, torch.Tensor) or hasattr(weight, "device_mesh"):
+        refuse("weight", "a plain torch tensor", type(weight).__name__)
+    if weight.dim() != 2 or weight.dtype not in _STORED:
+        expected = "shape [V, D] of float32, bfloat16 or float16"
+        refuse("weight", expected, f"{list(weight.shape)} of {weight.dtype}")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        refuse("rank", "an int from 1 up", text(rank))
+    columns = _Columns(weight, rank)
+    with torch.no_grad():
+        weight.data = columns.matrix(weight.detach())[:, : columns.dim]
+    setattr(weight, _ROOM, columns.width)
 
 
 def _product(a: Any, b: Any) -> Any:
     """a @ b in float32; a row has the same bits in every batch."""
+    if a.shape[-1] == 0:
+        return a.new_zeros((*a.shape[:-1], b.shape[1]), dtype=torch.float32)
     word = None if a.dtype == torch.float32 else "float32"
     return _core.det_gemm_forward({"a": a, "b": b, "bias": None, "out_dtype": word})
 
@@ -112,13 +127,13 @@ class _LoraLogp(torch.autograd.Function):
     ) -> Any:
         weight = arguments["weight"]
         columns = _Columns(hidden, first.shape[0])
-        ctx.wide, ctx.scale = _wide_of(weight, columns), scale
+        ctx.columns, ctx.matrix, ctx.scale = columns, columns.matrix(weight), scale
         rows = columns.rows(hidden, first.to(hidden.dtype), scale)
         if any(ctx.needs_input_grad):  # A's gradient reads the rows of all that are active
             rows.masked_fill_(_inactive(rows, arguments)[..., None], 0)
         given = {**arguments, "hidden": rows, "lora": None}
         found = _core.linear_logp_forward(
-            {**given, "weight": ctx.wide.with_(second)}, True, False
+            {**given, "weight": columns.write(ctx.matrix, second)}, True, False
         )
         saved = {"log_prob": found[0].clone(), "first": first, "second": second}
         return _results(ctx, "linear_logp", given, found, saved)
@@ -128,10 +143,13 @@ class _LoraLogp(torch.autograd.Function):
         arguments = _backward_arguments(ctx, upstream)
         if arguments is None:
             return (None,) * 6
+        columns = ctx.columns
         operands = [arguments[name] for name in ("hidden", "first", "second", "bias")]
 
         def compute() -> Any:
-            return _gradients(arguments, ctx.wide, ctx.scale, *ctx.needs_input_grad[:4])
+            columns.write(ctx.matrix, arguments["second"])
+            given = {**arguments, "weight": ctx.matrix}
+            return _gradients(given, columns, ctx.scale, *ctx.needs_input_grad[:4])
 
         return *once("linear_logp", compute, *upstream[:3], *operands), None, None
 
@@ -148,7 +166,7 @@ def _inactive(rows: Any, arguments: Arguments) -> Any:
 
 def _gradients(
     arguments: Arguments,
-    wide: _Wide,
+    columns: _Columns,
     scale: float,
     needs_hidden: bool,
     needs_first: bool,
@@ -156,8 +174,6 @@ def _gradients(
     needs_bias: bool,
 ) -> tuple[Any, Any, Any, Any]:
     rows, first, second = arguments["hidden"], arguments.pop("first"), arguments.pop("second")
-    columns = wide.columns
-    arguments["weight"] = wide.with_(second)
     needs_rows = needs_hidden or needs_first
     found = _by_parts(arguments, columns, needs_rows, needs_bias) if needs_second else None
     if found is None:
@@ -196,8 +212,7 @@ def _by_parts(
     if has_none or kind in _keep_none:
         return None
     lead = rows.shape[:-1]
-    flat = {name: _flat(value, lead) for name, value in arguments.items()}
-    flat["hidden"] = rows.reshape(-1, columns.width)
+    flat = dict(arguments, hidden=rows.reshape(-1, columns.width))
     if bias is not None:
         flat["bias"] = bias.float()
     tail = slice(columns.dim, columns.width)
@@ -207,7 +222,9 @@ def _by_parts(
     of_weight = matrix.new_zeros(
         (matrix.shape[0], columns.width - columns.dim), dtype=torch.float32
     )
-    per_row = {name for name in flat if _is_per_row(arguments[name], lead)} | {"hidden"}
+    per_row = {name for name in _PER_ROW if _is_per_row(arguments[name], lead)} | {"hidden"}
+    for name in per_row - {"hidden"}:
+        flat[name] = flat[name].reshape(-1)
     for begin in range(0, count, step):
         part = {
             name: value[begin : begin + step] if name in per_row else value
@@ -237,10 +254,6 @@ def _is_per_row(value: Any, lead: Any) -> bool:
     return hasattr(value, "reshape") and tuple(value.shape) == tuple(lead)
 
 
-def _flat(value: Any, lead: Any) -> Any:
-    return value.reshape(-1) if _is_per_row(value, lead) else value
-
-
 def _check(arguments: Arguments) -> tuple[Any, Any, float]:
     """(A, B, scale), of the shapes and dtypes that hidden and weight ask for."""
 
@@ -261,8 +274,9 @@ def _check(arguments: Arguments) -> tuple[Any, Any, float]:
     if hidden.dtype not in _STORED:
         fail("linear_logp", "hidden", "dtype float32, bfloat16 or float16", hidden.dtype)
     dim = hidden.shape[-1] if hidden.dim() else -1
-    if weight.dim() != 2 or weight.shape[1] != dim:
-        fail("linear_logp", "weight", f"shape [V, {dim}]", list(weight.shape))
+    if weight.dim() != 2 or weight.shape[1] != dim or 0 in weight.shape:
+        expected = f"shape [V, {dim}] with V and D at least 1"
+        fail("linear_logp", "weight", expected, list(weight.shape))
     if weight.dtype != hidden.dtype or weight.device != hidden.device:
         expected = f"dtype {hidden.dtype} on {hidden.device} (as {{hidden}})"
         fail("linear_logp", "weight", expected, f"{weight.dtype} on {weight.device}")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A LoRA adapter on a frozen weight, which is not merged: values, gradients, what is kept of it."""
 
-import gc
 import itertools
 
 import pytest
@@ -55,7 +54,7 @@ def exact(given, adapter_dtype, **options):
 
 
 def expect_close(got, want, dtype, what=""):
-    rtol = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}[dtype]
+    rtol = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 8e-3}[dtype]
     error = (got.double() - want).norm() / want.norm()
     assert error < rtol, (what, float(error))
 
@@ -140,20 +139,33 @@ def test_inactive_rows_may_hold_anything(dtype):
     expect_gradients(given, leaf, dtype)
 
 
-def test_many_rows_in_parts(monkeypatch):
+@pytest.mark.parametrize("rows", [(VOCAB,), (), (0, 5), (1, VOCAB)])
+def test_any_number_of_rows(rows):
+    given, upstream = operands(rows=rows)
+    call(given).backward(upstream)
+    (want, _, _), leaf = exact(given, None)
+    want.backward(upstream.double())
+    if want.numel():
+        return expect_gradients(given, leaf, "float32")
+    assert not any(given[name].grad.any() for name in NAMES)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_many_rows_in_parts(monkeypatch, dtype):
     from rlk._ops import torch_lora
 
     for options in ({}, {"ignore_index": None}):
         found = []
-        for kept in (1, 1 << 28):  # 256 rows at a time, and all
+        for kept in (1, 1 << 27):  # 256 rows at a time, and all
             monkeypatch.setattr(torch_lora, "_KEPT_LOGITS", kept)
-            given, upstream = operands(rows=(700,))
+            given, upstream = operands(dtype, rows=(700,))
             mask = torch.arange(700, device=torch_name()) % 3 != 0
             call(given, mask=mask, temperature=mask + 0.5, **options).backward(upstream)
             found.append(given)
         for name in NAMES:
             one, other = (given[name].grad for given in found)
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+            close = 1e-5 if dtype == "float32" else 1e-2
+            torch.testing.assert_close(one, other, rtol=close, atol=close)
         assert same_bits(found[0]["hidden"].grad, found[1]["hidden"].grad)
 
 
@@ -193,8 +205,11 @@ def test_a_change_before_the_backward_is_refused(name):
         logp.backward(upstream)
 
 
-def test_two_adapters_of_one_weight():
+@pytest.mark.parametrize("has_room", [True, False])
+def test_two_adapters_of_one_weight(has_room):
     given, upstream = operands()
+    if has_room:
+        rlk.jit.make_lora_room(given["weight"], RANK)
     other, _ = operands(seed=1)
     other = {**given, "a": other["a"], "b": other["b"]}
     want = torch.autograd.grad(call(given), [given[n] for n in NAMES], upstream)
@@ -206,36 +221,71 @@ def test_two_adapters_of_one_weight():
         assert same_bits(got, grad)
 
 
-def test_columns_of_b_are_written_where_they_changed():
-    from rlk._ops.torch_lora import _wides
+@pytest.mark.parametrize("count", [True, False])
+@pytest.mark.parametrize("has_room", [True, False])
+def test_changes_between_calls_are_seen(has_room, count):
+    given, upstream = operands("bfloat16")
+    weight = given["weight"]
+    if has_room:
+        rlk.jit.make_lora_room(weight, RANK)
+    for name in (None, "b", "a", "weight"):
+        if name is not None:  # as trainers do that write to .data, which torch does not count
+            (given[name].detach() if count else given[name].data).mul_(1.25)
+        (want, _, _), leaf = exact(given, None)
+        logp = call(given)
+        torch.testing.assert_close(logp.double(), want, rtol=1e-5, atol=3e-5)
+        for leaf_name in NAMES:
+            given[leaf_name].grad = None
+        logp.backward(upstream)
+        want.backward(upstream.double())
+        expect_gradients(given, leaf, "bfloat16")
+    assert given["weight"] is weight
 
-    given, upstream = operands()
-    call(given)
-    matrix = _wides[given["weight"]].matrix
-    for change, writes in ((0, False), (1, True)):
-        with torch.no_grad():
-            given["b"].add_(1) if change else None
-        before = matrix._version
-        call(given).backward(upstream)
-        assert (matrix._version > before) == writes
+
+@each_dtype
+def test_a_weight_with_room_is_not_copied(dtype):
+    given, upstream = operands(dtype)
+    want = torch.autograd.grad(call(given), [given[n] for n in NAMES], upstream)
+    values, parameter = given["weight"].clone(), torch.nn.Parameter(given["weight"], False)
+    rlk.jit.make_lora_room(parameter, RANK)
+    given["weight"] = parameter
+    assert same_bits(parameter, values)
+    assert isinstance(parameter, torch.nn.Parameter)
+    logp = call(given)
+    assert logp.grad_fn.matrix.data_ptr() == parameter.data_ptr()
+    for got, grad in zip(
+        torch.autograd.grad(logp, [given[n] for n in NAMES], upstream), want, strict=True
+    ):
+        assert same_bits(got, grad)
+    assert same_bits(parameter, values)
+    # What has no room any more, or is for another rank, is copied.
+    parameter.data = parameter.data.clone()
+    assert call(given).grad_fn.matrix.data_ptr() != parameter.data_ptr()
+    rlk.jit.make_lora_room(parameter, 4 * RANK)
+    assert call(given).grad_fn.matrix.data_ptr() != parameter.data_ptr()
 
 
-def test_the_copy_of_the_weight_is_made_once_and_dies_with_it():
-    from rlk._ops.torch_lora import _wides
-
-    given, upstream = operands()
-    before = len(_wides)
-    for _ in range(2):
-        call(given).backward(upstream)
-        made = _wides[given["weight"]].matrix
-        with torch.no_grad():
-            given["b"].mul_(1.1)
-        assert len(_wides) == before + 1
-    call(given)
-    assert _wides[given["weight"]].matrix is made
-    del given
-    gc.collect()
-    assert len(_wides) == before
+@pytest.mark.parametrize(
+    ("weight", "rank", "message"),
+    [
+        (
+            torch.zeros(3),
+            2,
+            r"weight: expected shape \[V, D\] of float32.*, got \[3\] of torch.float32",
+        ),
+        (
+            torch.zeros(3, 2, dtype=torch.int8),
+            2,
+            r"weight: expected .*, got \[3, 2\] of torch.int8",
+        ),
+        (3, 2, "weight: expected a plain torch tensor, got int"),
+        (torch.zeros(3, 2), 0, "rank: expected an int from 1 up, got 0"),
+        (torch.zeros(3, 2), 1.5, "rank: expected an int from 1 up, got 1.5"),
+    ],
+)
+def test_errors_of_room(weight, rank, message):
+    with pytest.raises(rlk.InvalidArgument, match=f"^make_lora_room: {message}"):
+        rlk.jit.make_lora_room(weight, rank)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -331,7 +381,7 @@ def test_what_does_not_go_together():
     with pytest.raises(rlk.InvalidArgument, match="target: expected"):
         call(changed(target=given["target"].float()))
     for weight, message in (
-        (given["weight"].detach()[:, 1:], r"shape \[V, 24\], got \[310, 23\]"),
+        (given["weight"].detach()[:, 1:], r"shape \[V, 24\] .*, got \[310, 23\]"),
         (
             given["weight"].detach().half(),
             r"dtype torch.float32 .* \(as hidden\), got torch.float16",
