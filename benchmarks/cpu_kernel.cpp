@@ -82,6 +82,7 @@ LinearLogpCpuOperands operands() {
   o.weight = b.weight.data();
   o.grad_hidden = b.grad_hidden.data();
   o.grad_weight = b.grad_weight.data();
+  o.grad_hidden_type = o.grad_weight_type = 1;  // fp32
   o.hidden_row_stride = o.weight_row_stride = dim;
   o.grad_hidden_row_stride = o.grad_weight_row_stride = dim;
   o.hidden_col_stride = o.weight_col_stride = 1;

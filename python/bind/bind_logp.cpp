@@ -144,9 +144,9 @@ Bound<Call> begin_backward(const py::dict& arguments, const Prepare& prepare) {
 }
 
 // Gradients of hidden, weight and bias, None where not needed and of a weight whose gradient is
-// added to accumulate_into.
+// added to accumulate_into. Those of hidden and weight are float32 where `sums_of_` says so.
 py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, bool needs_weight,
-                               bool needs_bias) {
+                               bool needs_bias, bool sums_of_hidden, bool sums_of_weight) {
   auto bound = begin_backward<LinearLogpCall>(arguments, [&](Bound<LinearLogpCall>& begun) {
     LinearLogpCall& call = begun.call;
     bind_parameters(k_kept_parameters, arguments, call, begun.arguments);
@@ -171,12 +171,15 @@ py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, boo
     }
   }
   py::object hidden = py::none(), weight = py::none(), bias = py::none();
-  if (needs_hidden) hidden = bound.make_like(call.hidden, call.grad_hidden);
+  const auto make = [&](const Tensor& like, bool sums, Tensor& slot) {
+    return bound.make(slot, sums ? DType::f32 : like.dtype, like.dims());
+  };
+  if (needs_hidden) hidden = make(call.hidden, sums_of_hidden, call.grad_hidden);
   if (needs_weight && call.accumulate_into.present()) {
     call.grad_weight = call.accumulate_into;
     call.accumulates = true;
   } else if (needs_weight) {
-    weight = bound.make_like(call.weight, call.grad_weight);
+    weight = make(call.weight, sums_of_weight, call.grad_weight);
   }
   if (needs_bias) bias = bound.make_like(call.bias, call.grad_bias);
   bound.run();
@@ -234,7 +237,8 @@ void bind_logp(py::module_& module) {
   module.def("linear_logp_forward", forward<LinearLogpCall>, py::arg("arguments"),
              py::arg("save") = false, py::arg("keep") = false);
   module.def("linear_logp_backward", linear_logp_backward, py::arg("arguments"),
-             py::arg("needs_hidden"), py::arg("needs_weight"), py::arg("needs_bias"));
+             py::arg("needs_hidden"), py::arg("needs_weight"), py::arg("needs_bias"),
+             py::arg("sums_of_hidden") = false, py::arg("sums_of_weight") = false);
   module.def("linear_logp_explain", explain<LinearLogpCall>, py::arg("arguments"));
   module.def(
       "logp_forward",

@@ -161,7 +161,8 @@ extern "C" __global__ void __launch_bounds__(256)
   if (row >= num_active(a)) return;
   float factor = 1.0f;
   if (kX == kFloat16 && a.to_level < 0) factor = power_of_two(-a.row_shift[row]);
-  T* const to = static_cast<T*>(a.grad_hidden) + call_row(a, row) * dim(a);
+  const Int64 to = call_row(a, row) * dim(a);
+  const bool rounds = a.grad_hidden_type == kX;
 #pragma unroll 1
   for (Int64 col = threadIdx.x * 4; col < pitch; col += 4 * 256) {
     Sums4 sum = join_segments<kLogpSegments>(a.segment_sums + blockIdx.x * pitch + col,
@@ -179,7 +180,13 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (col + i < dim(a)) to[col + i] = Element<kX>::from_float(sum.x[i] * factor);
+      if (col + i >= dim(a)) break;
+      const float x = sum.x[i] * factor;
+      if (rounds) {
+        write_float<kX>(a.grad_hidden, to + col + i, x);
+      } else {
+        write_float<kFloat32>(a.grad_hidden, to + col + i, x);
+      }
     }
   }
 }

@@ -115,6 +115,13 @@ RLK_INLINE float scaled_grad(const Args& a, const float* grad, Int64 i) {
   return scaled_grad(a, grad, a.first_row + i, a.lane_scale[i]);
 }
 
+// Sums in memory of `type`, which is kX or fp32.
+RLK_INLINE void store_gradient(void* base, Int64 offset, Int64 stride, Int64 type, const float* sum,
+                               Int64 count) {
+  if (type == kX) return store_span(base, offset, stride, kX, sum, count);
+  store_span(base, offset, stride, 1, sum, count);
+}
+
 // What the gradients of a panel of rows are made of. That of the target's column, grad * (1 - p) +
 // grad_lse * p, is exact where p is near 1, since 1 - p comes from log p, and where it is near 0.
 RLK_INLINE void pack_gradients(const Args& a, Int64 row) {
@@ -310,7 +317,8 @@ extern "C" void rlk_linear_logp_bwd_store_dw(const Args* args, Int64 begin, Int6
         const Int64 to =
             (a.wave_begin + v) * a.grad_weight_row_stride + k * a.grad_weight_col_stride;
         if (!a.accumulates) {
-          store_span(a.grad_weight, to, a.grad_weight_col_stride, kX, sum, count);
+          store_gradient(a.grad_weight, to, a.grad_weight_col_stride, a.grad_weight_type, sum,
+                         count);
           continue;
         }
         float* const into = static_cast<float*>(a.grad_weight) + to;  // its columns are dense
@@ -346,9 +354,10 @@ extern "C" void rlk_linear_logp_bwd_store_dh(const Args* args, Int64 begin, Int6
       const Int64 to = output_row(a, row) * a.grad_hidden_row_stride;
 #pragma clang loop unroll(disable)
       for (Int64 k = 0; k < dim(a); k += kPanel) {
-        store_span(a.grad_hidden, to + k * a.grad_hidden_col_stride, a.grad_hidden_col_stride, kX,
-                   a.grad_hidden_sum + k * a.total_rows + (a.first_row + row) * kPanel,
-                   min(kPanel, dim(a) - k));
+        store_gradient(a.grad_hidden, to + k * a.grad_hidden_col_stride, a.grad_hidden_col_stride,
+                       a.grad_hidden_type,
+                       a.grad_hidden_sum + k * a.total_rows + (a.first_row + row) * kPanel,
+                       min(kPanel, dim(a) - k));
       }
     }
   }

@@ -334,7 +334,8 @@ class WeightSums {
       const WaveSegment columns = wave_segment(a, segment);
       const Int64 first = (columns.begin + row0) * a.grad_weight_row_stride + col0;
       places[tile.group()] = {
-          static_cast<char*>(a.grad_weight) + first * (a.adds_weight ? 4 : int{sizeof(Sm90Type)}),
+          static_cast<char*>(a.grad_weight) +
+              first * (a.grad_weight_type == kSm90Type ? int{sizeof(Sm90Type)} : 4),
           columns.cols - row0, static_cast<int>(min<Int64>(dim(a) - col0, Loop::kCols))};
     }
     tile.sync_group();
@@ -350,10 +351,12 @@ class WeightSums {
         }
       });
     }
-    if (!a.adds_weight) return store<kSm90Type>(tile);
+    if (a.grad_weight_type == kSm90Type) return store<kSm90Type>(tile);
     const PlaceSm90& place = places[tile.group()];
-    for_each_in_memory_sm90(tile, place.num_rows, place.num_cols, row_start<float>(place),
-                            [](float& sum, float x) { sum = x + sum; });
+    if (a.adds_weight) {
+      for_each_in_memory_sm90(tile, place.num_rows, place.num_cols, row_start<float>(place),
+                              [](float& sum, float x) { sum = x + sum; });
+    }
     store<kFloat32>(tile);
   }
 

@@ -167,11 +167,13 @@ RLK_DEVICE void make_dw_tile(const Args& a) {
          stores_whole_chunks<kType>(a.grad_weight, a.grad_weight_row_stride, dim(a)), 1},
         stages, [&](int row) { return to + row * a.grad_weight_row_stride; });
   };
-  if (!a.adds_weight) return store(Constant<kX>());
-  const float* const from = static_cast<const float*>(a.grad_weight) + first;
-  for_each_in_memory(
-      tile, num_rows, num_cols, [&](int row) { return from + row * a.grad_weight_row_stride; },
-      [](float& sum, float x) { sum = x + sum; });
+  if (a.adds_weight) {
+    const float* const from = static_cast<const float*>(a.grad_weight) + first;
+    for_each_in_memory(
+        tile, num_rows, num_cols, [&](int row) { return from + row * a.grad_weight_row_stride; },
+        [](float& sum, float x) { sum = x + sum; });
+  }
+  if (a.grad_weight_type == kX) return store(Constant<kX>());
   store(Constant<kFloat32>());
 }
 

@@ -79,11 +79,13 @@ struct LinearLogpCpuOperands : LogitOptions {
   const Int64* kept_places;  // of each row among them, or null: the same
 
   // Outputs of the backward, left out where null. Hidden's is indexed through rows.
-  void* grad_hidden;  // of type kX
+  void* grad_hidden;  // of grad_hidden_type, kX or fp32, as grad_weight_type
+  Int64 grad_hidden_type;
   Int64 grad_hidden_row_stride;
   Int64 grad_hidden_col_stride;
-  void* grad_weight;  // of type kX
-  bool accumulates;   // grad_weight is of floats, to which its sums are added
+  void* grad_weight;
+  Int64 grad_weight_type;
+  bool accumulates;  // grad_weight is fp32, to which its sums are added
   Int64 grad_weight_row_stride;
   Int64 grad_weight_col_stride;
   void* grad_bias;  // of bias_type

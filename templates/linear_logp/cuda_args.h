@@ -155,9 +155,11 @@ struct LinearLogpCudaArgs : LogpCudaRows {
   int add_levels;       // a set of levels: what a wave's sums are joined with
   int to_level;         // where the result waits, or -1: it is grad_hidden
 
-  void* grad_hidden;  // [rows of the call][dim] of type kX, or null
-  void* grad_weight;  // of type kX, or null; with adds_weight fp32, to which the sums are added
-  int adds_weight;
+  void* grad_hidden;     // [rows of the call][dim] of grad_hidden_type, or null
+  int grad_hidden_type;  // kX or fp32, as grad_weight_type
+  void* grad_weight;     // of grad_weight_type, or null
+  int grad_weight_type;
+  int adds_weight;  // grad_weight is fp32, to which the sums are added
   long long grad_weight_row_stride;
   void* grad_bias;  // of bias.type, or null
   long long grad_bias_stride;

@@ -160,9 +160,11 @@ class Planner {
   void gradients() {
     if (call_.grad_hidden.present()) {
       args().grad_hidden = call_.grad_hidden.data;
+      args().grad_hidden_type = type_code(call_.grad_hidden.dtype);
     }
     if (call_.grad_weight.present()) {
       args().grad_weight = call_.grad_weight.data;
+      args().grad_weight_type = type_code(call_.grad_weight.dtype);
       args().adds_weight = call_.accumulates ? 1 : 0;
       args().grad_weight_row_stride = args().dim;
     }

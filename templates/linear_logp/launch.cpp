@@ -30,11 +30,13 @@ LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& 
   set_rows(operands, call, active);
   if (call.grad_hidden.present()) {
     operands.grad_hidden = call.grad_hidden.data;
+    operands.grad_hidden_type = type_code(call.grad_hidden.dtype);
     operands.grad_hidden_row_stride = operands.dim;
     operands.grad_hidden_col_stride = 1;
   }
   if (call.grad_weight.present()) {
     operands.grad_weight = call.grad_weight.data;
+    operands.grad_weight_type = type_code(call.grad_weight.dtype);
     operands.grad_weight_row_stride = operands.dim;
     operands.grad_weight_col_stride = 1;
   }

@@ -28,7 +28,8 @@ struct LinearLogpCall : LogpCallBase {
 
   Tensor accumulate_into;  // optional; float32 [V, D], what grad_weight is to be
 
-  // Backward: gradients that are absent are not computed.
+  // Backward: gradients that are absent are not computed. Those of hidden and weight have their
+  // dtype, or are float32: the sums as they are.
   Tensor grad_hidden, grad_weight, grad_bias;
   // grad_weight is float32 and its values stay: each gets one fp32 sum over the call's rows added.
   bool accumulates = false;

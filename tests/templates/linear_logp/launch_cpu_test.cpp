@@ -95,6 +95,19 @@ class LaunchCpuTest : public ::testing::TestWithParam<Target> {
     return memory_;
   }
 
+  static const float* floats(const Tensor& tensor) {
+    return static_cast<const float*>(tensor.data);
+  }
+
+  // bf16 of these sums.
+  static void expect_rounded(const Tensor& found, const Tensor& sums) {
+    for (Int64 i = 0; i < sums.num_elements(); ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(floats(sums)[i]);
+      const auto rounded = static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+      EXPECT_EQ(static_cast<const std::uint16_t*>(found.data)[i], rounded);
+    }
+  }
+
   static constexpr std::size_t k_guard = 256;
   std::deque<std::vector<std::byte>> memory_;
   std::mt19937 random_;
@@ -193,18 +206,32 @@ TEST_P(LaunchCpuTest, SumsOfTheWeightAreAddedOnceToWhatIsThere) {
     auto* const data = static_cast<float*>(call.grad_weight.data);
     std::fill_n(data, call.grad_weight.num_elements(), before);
     launch(call);
-    return std::vector<float>(data, data + call.grad_weight.num_elements());
+    return call.grad_weight;
   };
-  const auto sums = sums_into(0.0f), more = sums_into(0.1f);
-  for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(more[i], 0.1f + sums[i]);
+  const Tensor sums = sums_into(0.0f), more = sums_into(0.1f);
+  for (Int64 i = 0; i < sums.num_elements(); ++i) {
+    EXPECT_EQ(floats(more)[i], 0.1f + floats(sums)[i]);
+  }
   call.accumulates = false;
   call.grad_weight = output(DType::bf16, {301, 53});
   launch(call);
-  for (std::size_t i = 0; i < sums.size(); ++i) {  // the same sums, rounded
-    const auto bits = std::bit_cast<std::uint32_t>(sums[i]);
-    const auto rounded = static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    EXPECT_EQ(static_cast<const std::uint16_t*>(call.grad_weight.data)[i], rounded);
-  }
+  expect_rounded(call.grad_weight, sums);
+}
+
+TEST_P(LaunchCpuTest, GradientsMayBeTheSumsAsTheyAre) {
+  LinearLogpCall call = make(70, 53, 301, DType::bf16);
+  launch(call);
+  call.pass = jit::Pass::bwd;
+  call.grad_output = input(DType::f32, {70});
+  const auto run_in = [&](DType dtype) {
+    call.grad_hidden = output(dtype, {70, 53});
+    call.grad_weight = output(dtype, {301, 53});
+    launch(call);
+    return std::pair{call.grad_hidden, call.grad_weight};
+  };
+  const auto sums = run_in(DType::f32), rounded = run_in(DType::bf16);
+  expect_rounded(rounded.first, sums.first);
+  expect_rounded(rounded.second, sums.second);
 }
 
 std::vector<Target> levels() {

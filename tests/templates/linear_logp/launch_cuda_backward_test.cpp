@@ -194,6 +194,32 @@ TEST_F(LaunchCudaBackwardTest, SumsAreAddedToTheWeightsGradient) {
   }
 }
 
+// Stored as they are: nothing is added, and nothing zeroed for it but rows that are not active.
+TEST_F(LaunchCudaBackwardTest, GradientsMayBeFloat32) {
+  for (const Target target : {Target::sm_100, Target::sm_90a}) {
+    const CudaCase wanted{.pass = k_bwd, .target = target};
+    LinearLogpCall call = make(wanted);
+    call.grad_hidden = tensor(DType::f32, {wanted.rows, wanted.dim});
+    call.grad_weight = tensor(DType::f32, {wanted.vocab, wanted.dim});
+    const auto all = run(call, wanted);
+    const auto address = reinterpret_cast<std::uint64_t>(call.grad_weight.data);
+    for (const auto& zeroed : fake_.memsets) EXPECT_NE(zeroed.address, address);
+    EXPECT_EQ(fake_.memsets.front().bytes, static_cast<std::size_t>(wanted.rows * wanted.dim) * 4);
+    EXPECT_EQ(names(), "rows pack grads dz dh join dw");
+    for (const CudaStep& step : all) {
+      if (step.name == "pack") continue;
+      EXPECT_EQ(step.args.adds_weight, 0);
+      EXPECT_EQ(step.args.grad_hidden_type, 1);
+      EXPECT_EQ(step.args.grad_weight_type, 1);
+    }
+    call.grad_hidden = tensor(wanted.dtype, {wanted.rows, wanted.dim});
+    call.grad_weight = tensor(wanted.dtype, {wanted.vocab, wanted.dim});
+    const auto own = run(call, wanted);
+    EXPECT_EQ(own.back().args.grad_hidden_type, type_code(wanted.dtype));
+    EXPECT_EQ(own.back().args.grad_weight_type, type_code(wanted.dtype));
+  }
+}
+
 TEST_F(LaunchCudaBackwardTest, SmallestSizes) {
   for (const Int64 dim : {1, 2, 8}) {
     const auto all = run({.rows = 1, .vocab = 1, .dim = dim, .pass = k_bwd});
