@@ -88,20 +88,24 @@ Tensor transposed(Tensor matrix) {
 }
 
 // Gradients of a, b and bias, None where not needed; that of b as [N, K] where it is asked for so.
+// Those of a and b are float32 where `sums_of_` says so.
 py::tuple backward(const py::dict& arguments, bool needs_a, bool needs_b, bool needs_bias,
-                   bool transposes_b) {
+                   bool transposes_b, bool sums_of_a, bool sums_of_b) {
   const Backward given(arguments);
   const Tensor &a = given.call.a, &b = given.call.b, &grad = given.grad.tensor;
   const Framework& framework = given.bound.framework;
   py::object grad_a = py::none(), grad_b = py::none(), grad_bias = py::none();
   if (needs_a) {
     DetGemmCall call = given.product(false, grad, transposed(b));
-    grad_a = run(call, framework, a.dtype, lead_of(a), b.shape[0]);
+    call.out_dtype = sums_of_a ? kOutFloat32 : kOutOfInputs;
+    grad_a = run(call, framework, sums_of_a ? DType::f32 : a.dtype, lead_of(a), b.shape[0]);
   }
   if (needs_b) {
     DetGemmCall call = transposes_b ? given.product(true, grad, a) : given.product(true, a, grad);
     const int rows = transposes_b ? 1 : 0;
-    grad_b = run(call, framework, b.dtype, {&b.shape[static_cast<std::size_t>(rows)], 1},
+    call.out_dtype = sums_of_b ? kOutFloat32 : kOutOfInputs;
+    grad_b = run(call, framework, sums_of_b ? DType::f32 : b.dtype,
+                 {&b.shape[static_cast<std::size_t>(rows)], 1},
                  b.shape[static_cast<std::size_t>(1 - rows)]);
   }
   if (needs_bias) {
@@ -149,7 +153,8 @@ py::tuple explain(const py::dict& arguments) {
 void bind_det_gemm(py::module_& module) {
   module.def("det_gemm_forward", forward, py::arg("arguments"), py::arg("sizes_vary") = false);
   module.def("det_gemm_backward", backward, py::arg("arguments"), py::arg("needs_a"),
-             py::arg("needs_b"), py::arg("needs_bias"), py::arg("transposes_b") = false);
+             py::arg("needs_b"), py::arg("needs_bias"), py::arg("transposes_b") = false,
+             py::arg("sums_of_a") = false, py::arg("sums_of_b") = false);
   module.def("det_gemm_accumulate", accumulate, py::arg("arguments"));
   module.def("det_gemm_explain", explain, py::arg("arguments"));
 }

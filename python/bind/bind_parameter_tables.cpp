@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops' tables of parameters, whether a call's arguments need torch's autograd, and torch.
+// The ops' tables of parameters, what a call must ask torch first, and torch.
 #include "jit/op.hpp"
 #include "python/bind/held_tensor.hpp"
 #include "python/bind/module.hpp"
@@ -122,12 +122,33 @@ bool needs_autograd(const py::dict& arguments) {
   return false;
 }
 
+// Whether torch casts operands of products here, on some device.
+bool is_autocast_enabled() {
+  static PyObject* is_any = nullptr;  // one call for all devices, which has no public name
+  static PyObject* is_enabled = nullptr;
+  if (is_enabled == nullptr) {
+    if (tensor_type() == nullptr) return false;
+    is_enabled = torch_member("torch", "is_autocast_enabled");
+    if (is_enabled == nullptr) return false;
+    is_any = torch_member("torch._C", "_is_any_autocast_enabled");
+  }
+  const auto is_true = [](PyObject* result) {
+    const auto enabled = py::reinterpret_steal<py::object>(result);
+    if (!enabled) throw py::error_already_set();
+    return enabled.ptr() == Py_True;
+  };
+  if (is_any != nullptr) return is_true(PyObject_CallNoArgs(is_any));
+  return is_true(PyObject_CallFunction(is_enabled, "s", "cuda")) ||
+         is_true(PyObject_CallFunction(is_enabled, "s", "cpu"));
+}
+
 }  // namespace
 
 void bind_parameter_tables(py::module_& module) {
   module.def("ops", ops);
   module.def("parameters", parameters, py::arg("op"));
   module.def("needs_autograd", needs_autograd, py::arg("arguments"));
+  module.def("is_autocast_enabled", is_autocast_enabled);
   module.def("ready_torch", ready_torch);
   module.def(
       "local_tensor",

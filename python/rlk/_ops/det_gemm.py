@@ -37,7 +37,9 @@ def det_gemm(
     Args:
         a: ``[..., M, K]``, float32, bfloat16 or float16, any strides. All axes but the last are
             rows.
-        b: ``[K, N]``, a's dtype, any strides: ``weight.T`` is read in place.
+        b: ``[K, N]``, a's dtype, any strides: ``weight.T`` is read in place. In torch's autocast a
+            and b are taken in its dtype, as torch.mm takes them; their gradients have their own
+            dtypes, a float32 one unrounded.
         bias: ``[N]``, a's dtype or float32; None: 0.
         out_dtype: that of the result: None: a's; "float32" or float32's object of torch or NumPy:
             the sums as they are. Of a float32 result the gradient is rounded to a's dtype first.
@@ -59,12 +61,13 @@ def det_gemm(
 
     out_ij = round(sum_k a_ik b_kj + bias_j).
     """
-    arguments = _with_word(locals())
-    if _core.needs_autograd(arguments):
+    given = locals()
+    casts = _core.is_autocast_enabled()
+    if _core.needs_autograd(given):
         from rlk._ops import torch_det_gemm
 
-        return torch_det_gemm.det_gemm(arguments)
-    return _core.det_gemm_forward(arguments)
+        return torch_det_gemm.det_gemm(given, casts)
+    return _core.det_gemm_forward(prepared(given, casts))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -72,11 +75,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Args:
         x: ``[..., K]``, float32, bfloat16 or float16.
-        weight: ``[N, K]``, x's dtype.
+        weight: ``[N, K]``, x's dtype; in autocast any of the three, as in `det_gemm`.
         bias: ``[N]``, x's dtype or float32; None: 0.
 
     Returns:
-        ``[..., N]`` of x's dtype, as `det_gemm` gives it.
+        ``[..., N]`` of x's dtype, in autocast of autocast's, as `det_gemm` gives it.
 
     Raises:
         rlk.InvalidArgument, rlk.Unsupported: as `det_gemm`.
@@ -133,13 +136,13 @@ def det_gemm_backward(
 
 
 def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
-    return _core.det_gemm_explain(_with_word(arguments))
+    return _core.det_gemm_explain(prepared(arguments, casts=True))
 
 
 def explain_linear(arguments: Arguments) -> tuple[str, str, str, str, str]:
     given = {"a": arguments["x"], "b": _transposed(arguments["weight"]), "bias": arguments["bias"]}
     with renamed("linear", _NAMES):
-        return _core.det_gemm_explain({**given, "backward": arguments["backward"]})
+        return explain({**given, "out_dtype": None, "backward": arguments["backward"]})
 
 
 def _transposed(weight: Any) -> Any:
@@ -148,8 +151,13 @@ def _transposed(weight: Any) -> Any:
     return getattr(weight, "T", weight)
 
 
-def _with_word(given: Arguments) -> Arguments:
-    """out_dtype as the core takes it: None where it is a's own."""
+def prepared(given: Arguments, casts: bool) -> Arguments:
+    """The arguments as the core takes them: in autocast's dtype, where it `casts`, and out_dtype
+    None where it is a's own."""
+    if casts and hasattr(given["a"], "requires_grad"):
+        from rlk._ops import torch_cast
+
+        given = torch_cast.cast("det_gemm", given, ("a", "b"))
     asked = given["out_dtype"]
     if asked is None:
         return given

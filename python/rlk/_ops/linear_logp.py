@@ -28,6 +28,7 @@ def linear_logp(
     entropy_grad: bool = False,
     accumulate_into: Tensor | str | None = None,
     lora: tuple[Tensor, Tensor, float] | None = None,
+    compute_dtype: Any = None,
     stream: int | None = None,
 ) -> Any:
     """Log-probabilities of target ids, straight from hidden states; no [N, V] logits are formed.
@@ -40,7 +41,7 @@ def linear_logp(
 
     Args:
         hidden: ``[..., D]``, float32, bfloat16 or float16.
-        weight: ``[V, D]``, hidden's dtype.
+        weight: ``[V, D]``, hidden's dtype; in autocast and with compute_dtype any of the three.
         target: ``[...]``, ids in ``[0, V)`` of any integer dtype.
         bias: ``[V]``, hidden's dtype or float32.
         temperature: a number above 0, or one a row, ``[...]``; rounded to float32.
@@ -66,6 +67,10 @@ def linear_logp(
             B A, which is not formed. Differentiable in A and B; each is of hidden's dtype, or
             float32 and rounded to it. Copies weight, as ``[V, D + 2r]``, in each call, but where
             `make_lora_room` was called. For torch tensors.
+        compute_dtype: of torch tensors: bfloat16 or float16 (torch's object or the name), which
+            hidden and weight are taken in, a float32 weight with bfloat16 hidden states, say. Their
+            gradients have their own dtypes; a float32 one is not rounded. None: autocast's dtype
+            where autocast is on for the device, as for F.linear, else their own.
         stream: CUDA stream handle to queue on, for tensors whose framework tells no current
             stream (CuPy and JAX through DLPack); None: the default stream. Not for torch tensors.
 
@@ -97,18 +102,32 @@ def linear_logp(
     (z_t - M) - log S, the entropy is log S - T / S, lse = M + log S, and sum_p2 =
     sum exp(2 (z - M)) / S^2.
     """
-    arguments = locals()
+    given = locals()
     if accumulate_into is not None:
-        arguments["accumulate_into"] = _accumulator(weight, accumulate_into)
+        given["accumulate_into"] = _accumulator(weight, accumulate_into)
+    casts = compute_dtype is not None or _core.is_autocast_enabled()
     if lora is not None:
         from rlk._ops import torch_lora
 
-        return logp_result(arguments, torch_lora.linear_logp(arguments))
-    if _core.needs_autograd(arguments):
+        return logp_result(given, torch_lora.linear_logp(cast(given) if casts else given))
+    if _core.needs_autograd(given):
         from rlk._ops import torch_logp
 
-        return logp_result(arguments, torch_logp.linear_logp(arguments))
-    return logp_result(arguments, _core.linear_logp_forward(arguments))
+        return logp_result(given, torch_logp.linear_logp(given, casts))
+    return logp_result(given, _core.linear_logp_forward(cast(given) if casts else given))
+
+
+def cast(given: Arguments) -> Arguments:
+    """The arguments in the dtype that compute_dtype or autocast says, if any."""
+    asked = given["compute_dtype"]
+    if not hasattr(given["hidden"], "requires_grad"):
+        if asked is not None:
+            expected = "None where {hidden} is no torch tensor"
+            fail("linear_logp", "compute_dtype", expected, text(asked))
+        return given
+    from rlk._ops import torch_cast
+
+    return torch_cast.cast("linear_logp", given, ("hidden", "weight"), asked)
 
 
 def make_lora_room(weight: Tensor, rank: int) -> None:
@@ -226,6 +245,7 @@ def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
     into = arguments["accumulate_into"]
     if into is not None:
         arguments["accumulate_into"] = _accumulator(arguments["weight"], into)
+    arguments = cast(arguments)
     if arguments["lora"] is not None:
         from rlk._ops import torch_lora
 

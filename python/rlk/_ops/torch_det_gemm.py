@@ -9,6 +9,7 @@ import torch
 
 from rlk import _core
 from rlk._ops.common import Arguments
+from rlk._ops.det_gemm import prepared
 from rlk._ops.torch_common import check_operands, once, restored, save
 
 _OPERANDS = ("a", "b", "bias")
@@ -19,6 +20,8 @@ class _DetGemm(torch.autograd.Function):
     def forward(ctx: Any, a: Any, b: Any, bias: Any, arguments: Arguments) -> Any:
         out = _core.det_gemm_forward(arguments)
         save(ctx, "det_gemm", arguments)
+        # Gradients of what was cast are the float32 sums, which autograd rounds if need be.
+        ctx.sums = a is not arguments["a"], b is not arguments["b"]
         return out
 
     @staticmethod
@@ -33,12 +36,14 @@ class _DetGemm(torch.autograd.Function):
             given = {**arguments, "grad_output": grad_output.to(a.dtype)}
             needs_a, needs_b, needs_bias, _ = ctx.needs_input_grad
             grad_a, grad_b, grad_bias = _core.det_gemm_backward(
-                given, needs_a, needs_b, needs_bias, transposes_b
+                given, needs_a, needs_b, needs_bias, transposes_b, *ctx.sums
             )
             return grad_a, grad_b.T if transposes_b and grad_b is not None else grad_b, grad_bias
 
         return *once("det_gemm", compute, grad_output, *operands), None
 
 
-def det_gemm(arguments: Arguments) -> Any:
-    return _DetGemm.apply(*check_operands("det_gemm", arguments, _OPERANDS), arguments)
+def det_gemm(given: Arguments, casts: bool) -> Any:
+    """`casts`: operands may be cast; their gradients are those of what is given."""
+    operands = check_operands("det_gemm", given, _OPERANDS)
+    return _DetGemm.apply(*operands, prepared(given, casts))

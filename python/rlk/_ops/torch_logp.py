@@ -11,6 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from rlk import _core
 from rlk._ops.common import Arguments
+from rlk._ops.linear_logp import cast
 from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
 from rlk.errors import Fault, Unsupported, fail, text
 
@@ -39,6 +40,8 @@ class _LinearLogp(torch.autograd.Function):
         # would find changed by every other backward.
         ctx.accumulate_into = arguments["accumulate_into"]
         ctx.weight = None if ctx.accumulate_into is None else weakref.ref(weight)
+        # Gradients of what was cast are the float32 sums, which autograd rounds if need be.
+        ctx.sums = hidden is not arguments["hidden"], weight is not arguments["weight"]
         return _results(ctx, "linear_logp", {**arguments, "accumulate_into": None}, found, saved)
 
     @staticmethod
@@ -52,14 +55,14 @@ class _LinearLogp(torch.autograd.Function):
         arguments["accumulate_into"] = ctx.accumulate_into
 
         def compute() -> Any:
-            return _core.linear_logp_backward(arguments, *ctx.needs_input_grad[:3])
+            return _core.linear_logp_backward(arguments, *ctx.needs_input_grad[:3], *ctx.sums)
 
         operands = (arguments[name] for name in ("hidden", "weight", "bias"))
-        grads = once("linear_logp", compute, *upstream[:3], *operands)
+        hidden, weight, bias = once("linear_logp", compute, *upstream[:3], *operands)
         if ctx.accumulate_into is not None:
             torch.autograd.graph.increment_version(ctx.accumulate_into)
-            _tell_megatron(ctx.weight(), ctx.accumulate_into)
-        return *grads, None
+            weight = _megatron_placeholder(ctx.weight(), ctx.accumulate_into)
+        return hidden, weight, bias, None
 
 
 class _Kept:
@@ -83,11 +86,15 @@ class _Kept:
         return {"kept": kept, "kept_target": self._target, "may_overwrite_kept": self._is_spent}
 
 
-def _tell_megatron(weight: Any, accumulated: Any) -> None:
-    """As Megatron-LM's own layers: its hook on the parameter then leaves .grad alone."""
+def _megatron_placeholder(weight: Any, accumulated: Any) -> Any:
+    """As Megatron-LM's own layers: where its hook on the parameter waits for a gradient, one that
+    the hook throws away, or adds to those of the parameter's other uses (zero_out_wgrad)."""
     is_main = getattr(weight, "main_grad", None) is accumulated
-    if is_main and hasattr(weight, "grad_added_to_main_grad"):
-        weight.grad_added_to_main_grad = True
+    if not is_main or not hasattr(weight, "grad_added_to_main_grad"):
+        return None
+    weight.grad_added_to_main_grad = True
+    is_added = getattr(weight, "zero_out_wgrad", False)
+    return (torch.zeros_like if is_added else torch.empty_like)(weight, requires_grad=False)
 
 
 class _Logp(torch.autograd.Function):
@@ -198,14 +205,21 @@ def _found(outputs: Any) -> Any:
     return outputs if len(outputs) == 3 else (*outputs[:3], outputs[3:])
 
 
-def linear_logp(arguments: Arguments) -> Any:
-    operands = check_operands("linear_logp", arguments, ("hidden", "weight", "bias"))
+def linear_logp(given: Arguments, casts: bool) -> Any:
+    """`casts`: operands may be cast; their gradients are those of what is given."""
+    operands = check_operands("linear_logp", given, ("hidden", "weight", "bias"))
+    arguments = cast(given) if casts else given
     refuse_options("linear_logp", arguments)
     into = arguments["accumulate_into"]
     if into is not None and not arguments["weight"].requires_grad:
         fail("linear_logp", "accumulate_into", "None where weight needs no gradient", "a tensor")
     if into is not None and not isinstance(into, torch.Tensor):
         fail("linear_logp", "accumulate_into", "a torch tensor, as weight is one", text(into))
+    for name in ("hidden", "weight", "bias"):
+        # The core sees the copy alone.
+        if given[name] is not arguments[name] and _shares(into, given[name]):
+            expected = f"memory that {{{name}}} does not share"
+            fail("linear_logp", "accumulate_into", expected, "some of it")
     return _found(_LinearLogp.apply(*operands, arguments))
 
 

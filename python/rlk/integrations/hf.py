@@ -94,8 +94,8 @@ def linear_logp(
 
     Returns:
         As `rlk.jit.linear_logp`. Hidden states and weight are used in the autocast dtype where
-        autocast is on, else in that of hidden: a weight in another dtype is converted, and so
-        copied, in each call.
+        autocast is on, which keeps the weight's copy, else in that of hidden: a weight in another
+        dtype is converted, and so copied, in each call.
 
     Raises:
         rlk.InvalidArgument, rlk.Unsupported: as `head` and `rlk.jit.linear_logp`.
@@ -110,10 +110,10 @@ def linear_logp(
     owner, module = _find(model)
     weight, bias, lora = head_and_adapter(module)
     cap, scale = _cap_and_scale(owner, weight, softcap, logit_scale)
-    hidden, weight, bias = in_one_dtype(hidden, weight, bias)
+    weight, bias, dtype = in_one_dtype(hidden, weight, bias)
     if lora is not None:
         first, second, factor = lora
-        lora = (_fitting(first, hidden.dtype), _fitting(second, hidden.dtype), factor)
+        lora = (_fitting(first, hidden), _fitting(second, hidden), factor)
     return jit.linear_logp(
         hidden,
         weight,
@@ -125,26 +125,30 @@ def linear_logp(
         mask=mask,
         return_entropy=return_entropy,
         lora=lora,
-        **options,
+        **{"compute_dtype": dtype, **options},
     )
 
 
-def _fitting(matrix: Tensor, dtype: Any) -> Tensor:
+def _fitting(matrix: Tensor, hidden: Tensor) -> Tensor:
     """A matrix of an adapter in a dtype that `lora` takes."""
-    return matrix if str(matrix.dtype) == "torch.float32" else matrix.to(dtype)
+    import torch
+
+    casts = torch.is_autocast_enabled(hidden.device.type)
+    return matrix if matrix.dtype == hidden.dtype and not casts else matrix.float()
 
 
 def in_one_dtype(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """All in the dtype that a linear layer would work in here: autocast's, else hidden's."""
+    hidden: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor | None, Any]:
+    """(weight, bias, compute_dtype) with which `rlk.jit.linear_logp` works in the dtype that a
+    linear layer would work in here: autocast's, else hidden's."""
     import torch
 
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    if bias is not None and bias.dtype != torch.float32:
-        bias = bias.to(dtype)
-    return hidden.to(dtype), weight.to(dtype), bias
+    if torch.is_autocast_enabled(hidden.device.type):
+        return weight, bias, None
+    if hidden.dtype in (torch.bfloat16, torch.float16):
+        return weight, bias, hidden.dtype
+    return weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype), None
 
 
 def _find(model: Any) -> tuple[Any, Any]:

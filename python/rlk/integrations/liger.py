@@ -22,6 +22,7 @@ from rlk import jit
 from rlk.errors import fail, text
 from rlk.integrations._config import clip_low
 from rlk.integrations._patch import Patch, Seam
+from rlk.integrations.hf import in_one_dtype
 
 __all__ = ["grpo_loss", "grpo_loss_of_log_probs", "patch", "unpatch"]
 
@@ -79,14 +80,16 @@ def grpo_loss(
     """
 
     def log_probs_of(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        weight, bias, dtype = in_one_dtype(hidden, weight, bias)
         return jit.linear_logp(
             hidden,
-            weight.to(hidden.dtype),
+            weight,
             selected_token_ids,
             bias,
             temperature=loss_fn.temperature,
             mask=attention_mask,
             ignore_index=None,
+            compute_dtype=dtype,
         )
 
     ref = None

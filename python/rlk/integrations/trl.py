@@ -81,7 +81,7 @@ def make_head(original: Any) -> Any:
             unknown = sorted(set(outputs) - {"log_probs", *OPTIONAL})
             if unknown:
                 fail("trl", "outputs", ", ".join(OPTIONAL), ", ".join(unknown))
-            hidden, weight, bias = in_one_dtype(hidden, weight, bias)
+            weight, bias, dtype = in_one_dtype(hidden, weight, bias)
             result = jit.linear_logp(
                 hidden,
                 weight,
@@ -93,6 +93,7 @@ def make_head(original: Any) -> Any:
                 ignore_index=None,
                 return_entropy="entropy" in outputs,
                 return_stats=not STATISTICS.isdisjoint(outputs),
+                compute_dtype=dtype,
             )
             log_probs = getattr(result, "log_prob", result)
             stats = getattr(result, "stats", None)

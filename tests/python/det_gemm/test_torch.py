@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from devices import torch_name
 from tensors import tensor, torch
 
 import rlk
@@ -84,3 +85,51 @@ def test_an_in_place_change_before_the_backward_is_found():
     x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward(g)
+
+
+@pytest.mark.parametrize("half", DTYPES[1:])
+@pytest.mark.parametrize("own", DTYPES)
+def test_autocast(half, own):
+    """As torch.mm: the result in its dtype, each gradient in the operand's own, and unrounded."""
+    x, w, bias, g = draw(dtype=own)
+    dtype = getattr(torch, half)
+    leaves = [t.clone().requires_grad_() for t in (x, w, bias)]
+    with torch.autocast(torch_name(), dtype=dtype):
+        y = rlk.jit.linear(*leaves)
+    g = g.to(dtype)
+    y.backward(g)
+    given = (x.to(dtype), w.to(dtype), bias if own == half else bias.float())
+    assert y.dtype == dtype
+    assert torch.equal(y, rlk.jit.linear(*given))
+    double = [t.double().requires_grad_() for t in given]
+    exact = torch.nn.functional.linear(*double)
+    exact.backward(g.double())
+    for leaf, want in zip(leaves, double, strict=True):
+        assert leaf.grad.dtype == leaf.dtype
+        assert_close(leaf.grad, want.grad, 72)  # the bound is float32's where the leaf is
+    with torch.autocast(torch_name(), dtype=dtype):
+        of_float = rlk.jit.det_gemm(x, w.T, out_dtype="float32")
+        assert of_float.dtype == torch.float32
+        assert (
+            "x=" + {"bfloat16": "bf16", "float16": "f16"}[half]
+            in rlk.jit.explain(rlk.jit.linear, x, w).kernel
+        )
+    assert torch.equal(of_float.to(dtype), rlk.jit.det_gemm(given[0], given[1].T))
+
+
+def test_autocast_casts_a_weight_once_a_region():
+    x, w, _, _ = draw()
+    w.requires_grad_()
+
+    def address(y):
+        (found,) = (t for t in y.grad_fn.saved_tensors if t.shape == w.T.shape)
+        return found.data_ptr()
+
+    with torch.autocast(torch_name(), dtype=torch.bfloat16):
+        first = rlk.jit.linear(x, w)
+        assert address(rlk.jit.det_gemm(x, w.T)) == address(first)
+        seen = []
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t)
+        with hooks:
+            torch.nn.functional.linear(x[0].clone().requires_grad_(), w)
+        assert address(first) in [t.data_ptr() for t in seen]

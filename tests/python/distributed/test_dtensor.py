@@ -98,6 +98,34 @@ def test_a_shard_of_one_rank_is_whole(mesh):
     assert same_bits(weight.grad.to_local(), given["weight"].grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_takes_replicas(dtype, mesh):
+    plain = {n: x.detach() for n, x in HEAD.tensors().items()}
+    plain |= {n: plain[n].to(dtype).requires_grad_() for n in ("hidden", "weight")}
+    given = {name: placed(tensor, mesh, Replicate()) for name, tensor in plain.items()}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got, want = HEAD.value(**given), HEAD.value(**plain)
+        with torch.no_grad():
+            assert same_bits(HEAD.value(**given), want.detach())
+    assert same_bits(got.detach(), want.detach())
+    got.sum().backward()
+    want.sum().backward()
+    for name in ("hidden", "weight"):
+        assert given[name].grad.dtype == dtype
+        assert same_bits(given[name].grad.to_local(), plain[name].grad)
+
+
+@pytest.mark.parametrize("autocasts", [False, True])
+def test_a_storage_that_was_freed_is_refused_in_autocast_too(autocasts):
+    given = HEAD.tensors(needs=True)
+    given["weight"].untyped_storage().resize_(0)
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocasts),
+        pytest.raises(rlk.InvalidArgument, match=r"weight: .* its storage is freed"),
+    ):
+        HEAD.value(**given)
+
+
 def test_logits_that_are_a_dtensor_are_not_written_over(mesh):
     logits = placed(torch.randn(4, 51, requires_grad=True), mesh, Replicate()) * 1
     with pytest.raises(rlk.InvalidArgument, match="inplace_backward: expected False for a DTensor"):

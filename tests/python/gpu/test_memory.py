@@ -69,6 +69,34 @@ def test_the_workspace_under_autograd():
     assert extra_mib(step) <= allowed_mib(768, ROWS, 2)
 
 
+def test_a_float32_weights_gradient_is_all_that_autocast_makes_of_its_size():
+    rlk.jit.configure(workspace_mib=64)
+    hidden, weight, target = operands(dtype=torch.float32)
+    given = [hidden.requires_grad_(), weight.requires_grad_()]
+
+    def step():
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+            logp = rlk.jit.linear_logp(*given, target, saved_mib=0)
+        return torch.autograd.grad(logp.sum(), given)
+
+    copies_mib = 2 * (hidden.numel() + weight.numel()) / MIB
+    assert extra_mib(step) <= allowed_mib(64, ROWS, 2) + copies_mib
+
+
+def test_main_grad_takes_no_memory():
+    rlk.jit.configure(workspace_mib=64)
+    hidden, weight, target = operands()
+    weight.requires_grad_().main_grad = torch.zeros(weight.shape, device=DEVICE)
+
+    def step():
+        logp = rlk.jit.linear_logp(hidden, weight, target, saved_mib=0, accumulate_into="main_grad")
+        logp.sum().backward()
+        return weight.grad
+
+    assert extra_mib(step) <= allowed_mib(64, ROWS, 2)
+    assert step() is None
+
+
 def test_float32():
     given = operands(1024, torch.float32)
     rlk.jit.configure(workspace_mib=100)

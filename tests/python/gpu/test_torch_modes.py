@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch wraps around a call: compile, checkpointing, autocast, deterministic algorithms."""
+"""What torch wraps around a call: compile, checkpointing, deterministic algorithms."""
 
 import pytest
 from on_device import DEVICE
@@ -60,28 +60,6 @@ def test_gradient_checkpointing(use_reentrant):
         return checkpoint(part, hidden, use_reentrant=use_reentrant)
 
     expect_same_gradients(run)
-
-
-def test_autocast_changes_nothing():
-    p = make(**P)
-    want = p.logp()
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast(DEVICE.type, dtype=dtype):
-            assert same_bits(p.logp(), want)
-            given = leaves(p)
-            logp = rlk.jit.linear_logp(**given)
-            assert logp.dtype == torch.float32
-            logp.backward(p.upstream)
-        assert same_bits(given["weight"].grad, p.grads().weight)
-
-
-def test_autocast_casts_no_weight():
-    p = make(**P)
-    with (
-        torch.autocast(DEVICE.type, dtype=torch.bfloat16),
-        pytest.raises(rlk.InvalidArgument, match="linear_logp: weight: expected dtype bfloat16"),
-    ):
-        rlk.jit.linear_logp(p.hidden, p.weight.float(), p.target)
 
 
 @pytest.mark.parametrize("fill", [True, False])

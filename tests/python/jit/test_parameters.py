@@ -11,7 +11,7 @@ from rlk._ops.common import PARAMETERS
 
 #: Public functions of an op, and what each takes besides its table, or leaves out of it.
 FUNCTIONS = {
-    "linear_logp": ("linear_logp", {"stream", "lora"}, set()),
+    "linear_logp": ("linear_logp", {"stream", "lora", "compute_dtype"}, set()),
     "linear_logp_backward": (
         "linear_logp",
         {"stream", "grad_output", "grad_entropy", "grad_lse", "needs"},

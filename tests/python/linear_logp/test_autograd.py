@@ -87,8 +87,8 @@ def test_only_the_asked_gradients_are_computed(needs, dtype, monkeypatch):
 
     def spy(*arguments):
         result = backward(*arguments)
-        asked.append(tuple(itertools.compress(NAMES, arguments[-3:])))
-        assert tuple(grad is not None for grad in result) == arguments[-3:]
+        asked.append(tuple(itertools.compress(NAMES, arguments[1:4])))
+        assert tuple(grad is not None for grad in result) == arguments[1:4]
         return result
 
     monkeypatch.setattr(rlk._core, "linear_logp_backward", spy)

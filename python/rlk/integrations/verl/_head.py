@@ -68,8 +68,8 @@ def head_of_model(theirs: Callable[..., Any]) -> Callable[..., Any]:
         options: dict[str, Any] = {"temperature": temperature, "return_entropy": True}
         model = _running.get()
         if model is None:
-            weight = vocab_weights.to(hidden_states.dtype)
-            out = jit.linear_logp(hidden_states, weight, input_ids, **options)
+            weight, _, dtype = hf.in_one_dtype(hidden_states, vocab_weights)
+            out = jit.linear_logp(hidden_states, weight, input_ids, compute_dtype=dtype, **options)
         else:
             out = hf.linear_logp(model, hidden_states, input_ids, **options)
         return out.log_prob, out.entropy

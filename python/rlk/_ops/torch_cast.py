@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch's autocast and compute_dtype say of a product's operands. Imported at the first call
+that one of them is for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rlk._ops.common import Arguments
+from rlk.errors import fail, text
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_CASTABLE = {torch.float32, *_DTYPES.values()}  # autocast leaves the others as they are
+
+
+class _NoRows(torch.Tensor):
+    """Rows whose product is not computed: its result is the other operand, as it arrives there."""
+
+    # (class, function, types, arguments, keywords)
+    __torch_dispatch__: Any = classmethod(lambda *given: given[3][1].detach())
+
+
+def cast(op: str, given: Arguments, names: tuple[str, str], compute_dtype: Any = None) -> Arguments:
+    """The arguments with these two matrices in the dtype that the product is computed in, where
+    `compute_dtype` or autocast says so; those that are in it are the same objects.
+
+    The second is the weight: autocast's own cache has its copy, one a region, which the layers of
+    torch that use this weight share.
+    """
+    kind = given[names[0]].device.type
+    asked = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    dtype = asked if compute_dtype is None else _dtype_of(op, compute_dtype)
+    if dtype is None or dtype not in _CASTABLE:
+        return given
+    cast_arguments = dict(given)
+    for name in names:
+        matrix = given[name]
+        if isinstance(matrix, torch.Tensor) and matrix.dtype in _CASTABLE and _has_memory(matrix):
+            is_cached = name == names[1] and dtype == asked
+            cast_arguments[name] = _cached(matrix, dtype) if is_cached else matrix.to(dtype)
+    bias = given["bias"]
+    if isinstance(bias, torch.Tensor) and bias.dtype in _CASTABLE and bias.dtype != dtype:
+        cast_arguments["bias"] = bias.float()  # exact: it is added in float32
+    return cast_arguments
+
+
+def _dtype_of(op: str, given: Any) -> torch.dtype:
+    name = given if isinstance(given, str) else str(given).removeprefix("torch.")
+    if name not in _DTYPES or not isinstance(given, (str, torch.dtype)):
+        fail(op, "compute_dtype", "None, bfloat16 or float16", text(given))
+    return _DTYPES[name]
+
+
+def _cached(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The weight as a product in this autocast region takes it.
+
+    The cache has no function of its own: what it holds is asked for by a product of no rows.
+    """
+    base = weight._base
+    if base is not None and _is_transposed(weight, base):  # of views there are no copies
+        return _cached(base, dtype).T
+    if weight.dtype != torch.float32 or weight.ndim != 2 or not _is_plain(weight):
+        return weight.to(dtype)
+    rows = weight.new_empty((0, weight.shape[0]), dtype=dtype)
+    return torch.mm(rows.as_subclass(_NoRows), weight)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Not a DTensor or the like."""
+    return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """False for a shard whose storage was freed: the core says what to do with it."""
+    return not _is_plain(tensor) or not tensor.numel() or tensor.untyped_storage().nbytes() > 0
+
+
+def _is_transposed(view: torch.Tensor, base: torch.Tensor) -> bool:
+    if base.ndim != 2 or base.dtype != view.dtype or base.data_ptr() != view.data_ptr():
+        return False
+    return (*view.shape, *view.stride()) == (*base.shape[::-1], *base.stride()[::-1])
