@@ -217,19 +217,22 @@ bool is_lazily_negated(py::handle object, DType dtype) {
   return answer.ptr() == Py_True;
 }
 
-// A view of a freed storage, as FSDP leaves them of a flat parameter, has its offset as address.
+// A view of a freed storage, as FSDP leaves them of a flat parameter, has its offset as address. To
+// ask for it takes time: what is small lies in the heap, whose addresses may be low too.
 bool is_freed(py::handle object, const Tensor& tensor) {
-  constexpr auto k_least_mapped = std::uintptr_t{1} << 40;  // large memory lies above
+  constexpr auto k_program = std::uintptr_t{1} << 22;  // nothing is mapped below
+  constexpr auto k_maps = std::uintptr_t{1} << 40;     // and large memory lies above
+  constexpr std::int64_t k_small_bytes = 1 << 16;
   const auto address = reinterpret_cast<std::uintptr_t>(tensor.data);
-  if (address == 0 || address >= k_least_mapped || !is_floating(tensor.dtype)) return false;
-  if (tensor.num_elements() == 0) return false;
+  if (address == 0 || address >= k_maps) return false;
+  const auto size = static_cast<std::int64_t>(size_bytes(tensor.dtype));
+  if (address >= k_program && tensor.num_elements() * size < k_small_bytes) return false;
   static PyObject* method = PyUnicode_InternFromString("storage_offset");
   const auto offset =
       py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object.ptr(), method));
-  const auto bytes =
-      offset ? PyLong_AsUnsignedLongLong(offset.ptr()) * size_bytes(tensor.dtype) : 0;
+  const std::int64_t bytes = offset ? PyLong_AsLongLong(offset.ptr()) * size : 0;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();  // not torch's
-  return bytes == address;
+  return tensor.num_elements() > 0 && static_cast<std::uintptr_t>(bytes) == address;
 }
 
 // The capsule of a producer, whose values on CUDA are then ready for the stream.

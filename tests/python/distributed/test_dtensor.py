@@ -132,10 +132,12 @@ def test_logits_that_are_a_dtensor_are_not_written_over(mesh):
         rlk.jit.logp(logits, torch.zeros(4, dtype=torch.int64), inplace_backward=True)
 
 
-def test_a_view_of_a_freed_storage_is_refused():
-    given = HEAD.tensors()
-    flat = torch.zeros(1000)
-    given["weight"] = flat[80:488].view(51, 8)
+# Addresses that nothing has, and one as the heap may have.
+@pytest.mark.parametrize(("offset", "vocab"), [(80, 51), (1 << 28, 1 << 13)])
+def test_a_view_of_a_freed_storage_is_refused(offset, vocab):
+    given = HEAD.tensors() | {"bias": torch.zeros(vocab)}
+    flat = torch.empty(offset + 8 * vocab)
+    given["weight"] = flat[offset:].view(vocab, 8)
     flat.untyped_storage().resize_(0)
     with pytest.raises(rlk.InvalidArgument, match=r"weight: .* its storage is freed"):
         HEAD.value(**given)
