@@ -60,22 +60,6 @@ RLK_DEVICE typename Panel::Source source_of(const DetGemmMatrix& matrix, const v
   }
 }
 
-// The sums begin with what `out` holds.
-template <class Loop>
-RLK_DEVICE void load_sums(Loop& tile, const float* out, Int64 pitch, int num_rows, int num_cols) {
-#pragma unroll
-  for (int i = 0; i < Loop::kRowsOfThread; ++i) {
-    const int row = tile.row(i);
-    const float* const from = out + row * pitch;
-#pragma unroll
-    for (int j = 0; j < Loop::kPairsOfThread; ++j) {
-      const int col = tile.col(j);
-      if (row < num_rows && col < num_cols) tile.at(i, j, 0) = from[col];
-      if (row < num_rows && col + 1 < num_cols) tile.at(i, j, 1) = from[col + 1];
-    }
-  }
-}
-
 template <class Loop>
 RLK_DEVICE void add_bias(Loop& tile, const Args& a, Int64 col0) {
 #pragma unroll
@@ -130,8 +114,10 @@ RLK_DEVICE void multiply_tile(const Args& a) {
                                                            a.num_cols - at.col0);
     __syncthreads();
     if (out_kind(a) == 2) {
-      load_sums(tile, static_cast<const float*>(a.out) + at.row0 * a.num_cols + at.col0, a.num_cols,
-                at.rows, at.cols);
+      const float* const out = static_cast<const float*>(a.out) + at.row0 * a.num_cols + at.col0;
+      for_each_in_memory(
+          tile, at.rows, at.cols, [&](int row) { return out + row * a.num_cols; },
+          [](float& sum, float x) { sum = x; });
     }
     tile.run(of_a, of_b, static_cast<int>(a.num_terms), stages);
   }

@@ -26,6 +26,35 @@ RLK_DEVICE bool stores_whole_chunks(const void* matrix, Int64 row_stride, Int64 
          reinterpret_cast<unsigned long long>(matrix) % 16 == 0;
 }
 
+// dZ of a thread's row i in place of what add_bias() left. target: its element of the row, or below
+// 0: a constant to compare with, no register.
+template <bool kCap, class Loop, class Index>
+RLK_DEVICE void turn_row(Loop& tile, Index i, const Args& a, float scale, float max, float log_sum,
+                         const LogpCudaRowGrad& grad, int target) {
+  const float none = no_gradient(max);
+#pragma unroll
+  for (int j = 0; j < Loop::kPairsOfThread; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float slope = 1.0f;
+      const float z = finish_logit<kCap>(a, tile.at(i, j, e), scale, slope);
+      tile.at(i, j, e) =
+          logit_gradient<kCap>(z, slope, max, log_sum, grad, target == 2 * j + e, none);
+    }
+  }
+}
+
+template <class Loop>
+RLK_DEVICE void scale_tile(Loop& tile, float factor) {
+  unrolled<Loop::kRowsOfThread>([&](auto i) {
+#pragma unroll
+    for (int j = 0; j < Loop::kPairsOfThread; ++j) {
+      tile.at(i, j, 0) = tile.at(i, j, 0) * factor;
+      tile.at(i, j, 1) = tile.at(i, j, 1) * factor;
+    }
+  });
+}
+
 }  // namespace rlk
 
 #include "linear_logp/backward_sm90.cuh"

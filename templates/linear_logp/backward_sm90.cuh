@@ -86,8 +86,8 @@ class MakeGradLogits : public LogitsSm90 {
     const volatile PlaceSm90& place = places[tile.group()];
     SlabSm90::store<kSm90Type>(
         tile, slabs, place.num_rows, place.num_cols, true,
-        [first = static_cast<Sm90Type*>(place.first), pitch = static_cast<int>(a.wave.pitch)](
-            int row) { return first + Int64{row} * pitch; },
+        [first = static_cast<Sm90Type*>(place.first),
+         pitch = static_cast<int>(a.wave.pitch)](int row) { return first + Int64{row} * pitch; },
         turn);
   }
 
@@ -128,18 +128,8 @@ class MakeGradLogits : public LogitsSm90 {
   RLK_DEVICE void turn_logits(Sm90Loop& tile, const LogitsSm90Values& s, TilePosition at, Index i) {
     const int row = tile.row(i) - tile.first_row();
     const LinearLogpRowGrad grad = row_grad(first_row_of(at) + tile.row(i));
-    const float scale = s.scale[row], none = no_gradient(grad.max);
-    const int target = tile.element(s.target[row]);
-#pragma unroll
-    for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float slope = 1.0f;
-        const float z = finish_logit<kCap>(a, tile.at(i, j, e), scale, slope);
-        tile.at(i, j, e) = logit_gradient<kCap>(z, slope, grad.max, grad.log_sum, grad.of,
-                                                target == 2 * j + e, none);
-      }
-    }
+    turn_row<kCap>(tile, i, a, s.scale[row], grad.max, grad.log_sum, grad.of,
+                   tile.element(s.target[row]));
   }
 };
 
@@ -262,15 +252,16 @@ class SegmentSums {
 
   RLK_DEVICE int num_cols(TilePosition) const { return Loop::kCols; }
   RLK_DEVICE TileSource source(TilePosition at) const {
-    const int segment = static_cast<int>(at.col) / col_tiles;
+    const auto [segment, index] = tile_of_segment(at.col, col_tiles);
     return {static_cast<int>(a.first_row) + static_cast<int>(at.row) * Loop::kRows,
-            (static_cast<int>(at.col) - segment * col_tiles) * Loop::kCols, segment * a.wave.step,
+            index * Loop::kCols, segment * a.wave.step,
             static_cast<int>(wave_segment(a, segment).begin)};
   }
   RLK_DEVICE void begin(Loop& tile, TilePosition at) {
     tile.sync_group();  // the last tile's place was read
     if (tile.thread_of_group() == 0) {
-      const int segment = static_cast<int>(at.col) / col_tiles, col0 = source(at).lane_b;
+      const auto [segment, index] = tile_of_segment(at.col, col_tiles);
+      const int col0 = index * Loop::kCols;
       const int row0 = static_cast<int>(at.row) * Loop::kRows;
       places[tile.group()] = {a.segment_sums + (segment * a.strip_rows + row0) * a.sum_pitch + col0,
                               num_rows - row0,
@@ -279,8 +270,8 @@ class SegmentSums {
     tile.sync_group();
   }
   RLK_DEVICE auto row_start(const PlaceSm90& place) const {
-    return [first = static_cast<float*>(place.first), pitch = static_cast<int>(a.sum_pitch)](
-               int row) { return first + Int64{row} * pitch; };
+    return [first = static_cast<float*>(place.first),
+            pitch = static_cast<int>(a.sum_pitch)](int row) { return first + Int64{row} * pitch; };
   }
   RLK_DEVICE void load(Loop& tile, TilePosition) {
     const PlaceSm90& place = places[tile.group()];
@@ -321,15 +312,14 @@ class WeightSums {
     return static_cast<int>(dim(a)) - static_cast<int>(at.col) * Loop::kCols;
   }
   RLK_DEVICE TileSource source(TilePosition at) const {
-    const int segment = static_cast<int>(at.row) / row_tiles;
-    const int row0 = (static_cast<int>(at.row) - segment * row_tiles) * Loop::kRows;
-    return {segment * a.wave.step + row0, static_cast<int>(at.col) * Loop::kCols};
+    const auto [segment, index] = tile_of_segment(at.row, row_tiles);
+    return {segment * a.wave.step + index * Loop::kRows, static_cast<int>(at.col) * Loop::kCols};
   }
   RLK_DEVICE void begin(Loop& tile, TilePosition at) {
     tile.sync_group();  // the last tile's place was read
     if (tile.thread_of_group() == 0) {
-      const int segment = static_cast<int>(at.row) / row_tiles;
-      const int row0 = (static_cast<int>(at.row) - segment * row_tiles) * Loop::kRows;
+      const auto [segment, index] = tile_of_segment(at.row, row_tiles);
+      const int row0 = index * Loop::kRows;
       const int col0 = static_cast<int>(at.col) * Loop::kCols;
       const WaveSegment columns = wave_segment(a, segment);
       const Int64 first = (columns.begin + row0) * a.grad_weight_row_stride + col0;
@@ -341,16 +331,7 @@ class WeightSums {
     tile.sync_group();
   }
   RLK_DEVICE void end(Loop& tile, TilePosition) {
-    if (kSm90Type == kFloat16) {
-      const float factor = power_of_two(-*a.call_shift);
-      unrolled<Loop::kRowsOfThread>([&](auto i) {
-#pragma unroll
-        for (int j = 0; j < Loop::kPairsOfThread; ++j) {
-          tile.at(i, j, 0) = tile.at(i, j, 0) * factor;
-          tile.at(i, j, 1) = tile.at(i, j, 1) * factor;
-        }
-      });
-    }
+    if (kSm90Type == kFloat16) scale_tile(tile, power_of_two(-*a.call_shift));
     if (a.grad_weight_type == kSm90Type) return store<kSm90Type>(tile);
     const PlaceSm90& place = places[tile.group()];
     if (a.adds_weight) {

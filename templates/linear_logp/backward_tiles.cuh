@@ -21,27 +21,14 @@ struct GradShared {
   LogpCudaRowGrad grad[kLogitsTile.rows];
 };
 
-// dZ in place of what add_bias() left.
 template <bool kCap>
 RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s,
                                  const GradShared& g) {
 #pragma unroll
   for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
     const int row = tile.row(i);
-    const float scale = s.scale[row], max = g.max[row], log_sum = g.log_sum[row];
-    const LogpCudaRowGrad grad = g.grad[row];
-    const int target = tile.element(s.target[row]);  // a constant to compare with, no register
-    const float none = no_gradient(max);
-#pragma unroll
-    for (int j = 0; j < LogitsLoop::kPairsOfThread; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float slope = 1.0f;
-        const float z = finish_logit<kCap>(a, tile.at(i, j, e), scale, slope);
-        tile.at(i, j, e) =
-            logit_gradient<kCap>(z, slope, max, log_sum, grad, target == 2 * j + e, none);
-      }
-    }
+    turn_row<kCap>(tile, i, a, s.scale[row], g.max[row], g.log_sum[row], g.grad[row],
+                   tile.element(s.target[row]));
   }
 }
 RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s,
@@ -51,18 +38,6 @@ RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const Args& a, const LogitsSh
   // shortage of registers here spills what the loop of products needs.
   if (!has_cap_argument(a)) return make_grad_logits<false>(tile, a, s, g);
   make_grad_logits<true>(tile, a, s, g);
-}
-
-template <class Loop>
-RLK_DEVICE void scale_tile(Loop& tile, float factor) {
-#pragma unroll
-  for (int i = 0; i < Loop::kRowsOfThread; ++i) {
-#pragma unroll
-    for (int j = 0; j < Loop::kPairsOfThread; ++j) {
-      tile.at(i, j, 0) = tile.at(i, j, 0) * factor;
-      tile.at(i, j, 1) = tile.at(i, j, 1) * factor;
-    }
-  }
 }
 
 RLK_DEVICE void make_dz_tile(const Args& a) {
@@ -104,12 +79,12 @@ RLK_DEVICE void make_dz_tile(const Args& a) {
 
 RLK_DEVICE void make_dh_tile(const Args& a) {
   using Loop = Loops<kX, GradientShape>::KL;
-  const Int64 col_tiles = ceil_div(dim(a), kGradientTile.cols);
+  const int col_tiles = static_cast<int>(ceil_div(dim(a), kGradientTile.cols));
   const TilePosition at = tile_position(ceil_div(a.strip_rows, kGradientTile.rows),
                                         a.wave.num_segments * col_tiles, a.group_tiles);
-  const int segment = static_cast<int>(at.col / col_tiles);
+  const auto [segment, index] = tile_of_segment(at.col, col_tiles);
   const Int64 strip_row = at.row * kGradientTile.rows, row0 = a.first_row + strip_row;
-  const Int64 col0 = (at.col - segment * col_tiles) * kGradientTile.cols;
+  const Int64 col0 = Int64{index} * kGradientTile.cols;
   const Int64 left = min(num_active(a) - row0, a.strip_rows - strip_row);
   if (left <= 0) return;
   const int num_rows = static_cast<int>(min<Int64>(left, kGradientTile.rows));
@@ -143,8 +118,8 @@ RLK_DEVICE void make_dw_tile(const Args& a) {
   const int row_tiles = static_cast<int>(ceil_div(a.wave.width, kGradientTile.rows));
   const TilePosition at = tile_position(a.wave.num_segments * row_tiles,
                                         ceil_div(dim(a), kGradientTile.cols), a.group_tiles);
-  const int segment = static_cast<int>(at.row) / row_tiles;
-  const int row0 = (static_cast<int>(at.row) - segment * row_tiles) * kGradientTile.rows;
+  const auto [segment, index] = tile_of_segment(at.row, row_tiles);
+  const int row0 = index * kGradientTile.rows;
   const Int64 col0 = at.col * kGradientTile.cols;
   const PackedRows hidden = packed_hidden(a);
   Loop tile;

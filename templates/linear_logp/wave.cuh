@@ -57,4 +57,14 @@ RLK_DEVICE bool is_made_of_exponentials(const Args& a) {
   return !has_cap_argument(a) && !(kMayHaveEntropy && a.grad_entropy.data);
 }
 
+// Tiles of products over segments, `tiles` of them a segment: which segment's the tile at `at` is,
+// and which of them.
+struct TileOfSegment {
+  int segment, index;
+};
+RLK_DEVICE TileOfSegment tile_of_segment(Int64 at, int tiles) {
+  const int segment = static_cast<int>(at) / tiles;
+  return {segment, static_cast<int>(at) - segment * tiles};
+}
+
 }  // namespace rlk

@@ -89,8 +89,8 @@ RLK_DEVICE void for_each_in_memory(Loop& tile, int num_rows, int num_cols, RowSt
 #pragma unroll
     for (int j = 0; j < Loop::kPairsOfThread; ++j) {
       const int col = tile.col(j);
-      use(tile.at(i, j, 0), ld_global_if(from + col, col < cols));
-      use(tile.at(i, j, 1), ld_global_if(from + col + 1, col + 1 < cols));
+      use(tile.at(i, j, 0), col < cols ? from[col] : 0.0f);
+      use(tile.at(i, j, 1), col + 1 < cols ? from[col + 1] : 0.0f);
     }
   }
 }
