@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from devices import jit, on_cpu_alone, on_each_level
+from devices import expected_target, jit, on_cpu_alone, on_each_level
 from layouts import LAYOUTS, turned
 from problems import DTYPES, numpy_type
 from reference import STORE, UNIT, as_float64, dtype_name, same_bits
@@ -135,6 +135,31 @@ def accumulated(a, g, cuts) -> np.ndarray:
     for first, last in itertools.pairwise(bounds):
         _core.det_gemm_accumulate({"a": a[first:last], "grad_output": g[first:last], "into": into})
     return into
+
+
+def chains(a, b) -> np.ndarray:
+    """a b in float32, as documented: blocks of 192 terms, each a chain of fused multiply-adds."""
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for first in range(0, a.shape[1], 192):
+        part = np.zeros_like(total)
+        for k in range(first, min(first + 192, a.shape[1])):
+            # 64 bits hold the product; that the sum is rounded twice shows once in 2^40 or so.
+            part = (a[:, k, None].astype(np.longdouble) * b[k] + part).astype(np.float32)
+        total += part
+    return total
+
+
+@pytest.mark.usefixtures("device", "generic")
+@pytest.mark.parametrize("layout", ["kk", "kl", "lk", "ll"])
+@pytest.mark.parametrize("sizes", [(130, 388, 132), (70, 36, 200), (4, 192, 8), (65, 581, 33)])
+def test_a_float32_element_is_chains_of_192_terms(sizes, layout):
+    if expected_target() == "x86-64-v2":
+        pytest.skip("v2 rounds products")
+    a, b, _, _ = draw(*sizes)
+    want = chains(a, b)
+    a = np.asfortranarray(a) if layout[0] == "l" else a
+    b = np.asfortranarray(b) if layout[1] == "k" else b
+    assert same_bits(jit.det_gemm(a, b), want)
 
 
 @on_cpu_alone
