@@ -98,7 +98,8 @@ class SlabSm90 {
     if (aligned) {
       constexpr int kRowsAtOnce = 32 / kChunks, kSteps = 16 / kRowsAtOnce;
       const unsigned row = lane / kChunks, chunk = lane % kChunks;
-      const int first = row0 + static_cast<int>(row), col = col0 + static_cast<int>(chunk) * kChunkCols;
+      const int first = row0 + static_cast<int>(row),
+                col = col0 + static_cast<int>(chunk) * kChunkCols;
       const int rows = col < num_cols ? num_rows - first : 0;
       const unsigned from = slab + row * 128 + (chunk * 16 ^ swizzle(row));
 #pragma unroll
