@@ -64,7 +64,13 @@ def _cached(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if weight.dtype != torch.float32 or weight.ndim != 2 or not _is_plain(weight):
         return weight.to(dtype)
     rows = weight.new_empty((0, weight.shape[0]), dtype=dtype)
-    return torch.mm(rows.as_subclass(_NoRows), weight)
+    # Nobody else's hooks see the rows, which the product saves.
+    with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
+        return torch.mm(rows.as_subclass(_NoRows), weight)
+
+
+def _itself(saved: Any) -> Any:
+    return saved
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -117,6 +117,16 @@ def test_autocast(half, own):
     assert torch.equal(of_float.to(dtype), rlk.jit.det_gemm(given[0], given[1].T))
 
 
+def test_a_second_derivative_is_refused_in_autocast_too():
+    x, w, _, g = draw()
+    w.requires_grad_()
+    with torch.autocast(torch_name(), dtype=torch.bfloat16):
+        y = rlk.jit.linear(x, w)
+    (grad,) = torch.autograd.grad(y, w, g.bfloat16(), create_graph=True)
+    with pytest.raises(rlk.Unsupported, match="det_gemm: backward: expected one derivative"):
+        grad.sum().backward()
+
+
 def test_autocast_casts_a_weight_once_a_region():
     x, w, _, _ = draw()
     w.requires_grad_()

@@ -297,6 +297,50 @@ def test_a_checkpoint_that_keeps_products():
         assert same_bits(again[name].grad, wanted[name])
 
 
+def test_hooks_on_saved_tensors():
+    given, upstream = operands()
+    again, _ = operands()
+    kinds, packed = set(), []
+
+    def pack(x):
+        kinds.add(type(x))
+        packed.append(x.to("cpu", copy=True))
+        return packed[-1]
+
+    with autocast():
+        _, wanted = gradients(given, upstream)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x.to(torch_name())):
+            out = linear_logp(**again)
+    out.backward(upstream)
+    assert kinds <= {torch.Tensor, torch.nn.Parameter}
+    assert torch.bfloat16 in {x.dtype for x in packed if x.shape == given["weight"].shape}
+    for name in NAMES:
+        assert same_bits(again[name].grad, wanted[name])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
+@pytest.mark.parametrize("inside", [True, False])
+def test_compile(inside):
+    """A graph break, as outside of autocast; the call itself and layers beside it are cast."""
+
+    def loss_of(hidden, weight, bias, target):
+        with autocast(enabled=inside):
+            logits = linear(torch.tanh(hidden), weight)
+            logp = linear_logp(torch.tanh(hidden), weight, target, bias)
+        return logp.sum() + logits.float().logsumexp(-1).sum()
+
+    found = []
+    for function in (loss_of, torch.compile(loss_of, backend="eager")):
+        given, _ = operands()
+        with autocast():
+            function(**given).backward()
+        found.append(given)
+    torch._dynamo.reset()
+    for name in NAMES:
+        assert found[1][name].grad.dtype == torch.float32
+        assert same_bits(found[1][name].grad, found[0][name].grad)
+
+
 def test_a_second_derivative_is_refused():
     given, upstream = operands()
     with autocast():
