@@ -73,9 +73,13 @@ std::optional<int> parse_omp_num_threads(std::string_view value) {
   return ends ? std::optional(number) : std::nullopt;
 }
 
+int usable_cpus() {
+  const int cpus = affinity_cpus();
+  return std::min(cpus, cgroup_cpus().value_or(cpus));
+}
+
 int default_num_threads() {
-  int least = affinity_cpus();
-  if (auto cpus = cgroup_cpus()) least = std::min(least, *cpus);
+  int least = usable_cpus();
   if (const auto value = process_environment("OMP_NUM_THREADS")) {
     if (auto number = parse_omp_num_threads(*value)) {
       least = std::min(least, *number);

@@ -9,7 +9,10 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
+#include <thread>
 #include <tuple>
+#include <vector>
 
 namespace rlk::runtime {
 namespace {
@@ -88,6 +91,24 @@ void with_compile_stack(FunctionRef<void()> body) {
     return body();
   }
   if (thrown) std::rethrow_exception(thrown);
+}
+
+bool grants_threads(int count) {
+  std::mutex gate;
+  std::vector<std::thread> threads;
+  bool granted = true;
+  {
+    const std::lock_guard closed(gate);
+    try {
+      for (int i = 0; i < count; ++i) {
+        threads.emplace_back([&] { const std::lock_guard passed(gate); });
+      }
+    } catch (const std::exception&) {
+      granted = false;
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  return granted;
 }
 
 }  // namespace rlk::runtime

@@ -36,4 +36,7 @@ class Thread {
 // megabyte left. Throws what body throws, and Refused.
 void with_compile_stack(FunctionRef<void()> body);
 
+// Whether so many threads of the default kind can run at once, for a library that makes its own.
+bool grants_threads(int count);
+
 }  // namespace rlk::runtime

@@ -5,6 +5,7 @@
 #include "cache/files/open_file.hpp"
 #include "jit/nvrtc/compile_log.hpp"
 #include "jit/nvrtc/cubin_info.hpp"
+#include "runtime/cpu_count.hpp"
 #include "runtime/error.hpp"
 #include "runtime/log.hpp"
 #include "runtime/refused.hpp"
@@ -27,11 +28,31 @@ constexpr std::size_t k_least_bytes = std::size_t{256} << 20;  // the library an
 
 bool is_ptx(const CompileRequest& request) { return request.target.starts_with("compute_"); }
 
-// Switches that change no byte of the code, so that they are in no key.
+// Threads that NVRTC may make. It ends the process where the system refuses it one, so the system
+// is asked first.
+int compile_threads() {
+  constexpr int k_most = 4;  // the kernels of a backward that take long are three
+  static const int wanted = std::min(runtime::usable_cpus(), k_most);
+  try {
+    runtime::expect_memory(2 * k_least_bytes);
+  } catch (const Refused&) {
+    return 1;
+  }
+  return runtime::grants_threads(wanted) ? wanted : 1;
+}
+
+// Switches that change no result of the code, so that they are in no key.
 std::vector<std::string> add_switches(std::vector<std::string> options,
                                       const NvrtcLibrary& library) {
-  // Its own cache would open libcuda and initialize it within a compile: no fork after that.
-  if (std::pair(library.major, library.minor) >= std::pair(12, 9)) options.push_back("--no-cache");
+  if (std::pair(library.major, library.minor) >= std::pair(12, 9)) {
+    // Its own cache would open libcuda and initialize it within a compile: no fork after that.
+    options.push_back("--no-cache");
+    // The kernels of a program at once. The instructions are the same for every number above 1, and
+    // those of 1 but for the addresses of a small kernel.
+    if (const int threads = compile_threads(); threads > 1) {
+      options.push_back(fmt::format("--split-compile={}", threads));
+    }
+  }
   // Else it raises the stack limit of the whole process.
   options.push_back("--modify-stack-limit=false");
   return options;

@@ -3,8 +3,11 @@
 #include "runtime/thread.hpp"
 
 #include "runtime/refused.hpp"
+#include "tests/support/child_processes.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <limits>
@@ -55,6 +58,20 @@ TEST(ThreadTest, AStackThatCannotBeIsRefused) {
   EXPECT_THROW(expect_memory(std::size_t{1} << 50), Refused);
   EXPECT_NO_THROW(expect_memory(std::size_t{1} << 20));
   EXPECT_NO_THROW(expect_descriptor());
+}
+
+TEST(ThreadTest, ThreadsAreGrantedOrNot) {
+  EXPECT_TRUE(grants_threads(4));
+  EXPECT_TRUE(grants_threads(0));
+  const pid_t child = test::start_child([] {
+    if (::setuid(65534) != 0) return true;  // root is refused none
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NPROC, &limit);
+    limit.rlim_cur = 1;
+    ::setrlimit(RLIMIT_NPROC, &limit);
+    return !grants_threads(4);
+  });
+  EXPECT_EQ(test::wait_for_child(child), "passed");
 }
 
 }  // namespace

@@ -2,13 +2,19 @@
 // The compiler over a fake NVRTC: what it is given, what comes out, and every failure.
 #include "jit/nvrtc/nvrtc_compiler.hpp"
 
+#include "runtime/cpu_count.hpp"
 #include "runtime/error.hpp"
 #include "tests/jit/nvrtc/elf_writer.hpp"
 #include "tests/jit/nvrtc/fake_nvrtc.hpp"
+#include "tests/support/child_processes.hpp"
 #include "tests/support/temp_dir.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <thread>
 
@@ -100,17 +106,41 @@ TEST_F(NvrtcCompilerTest, ConstantsStandBeforeTheSource) {
 }
 
 TEST_F(NvrtcCompilerTest, OptionsInOrder) {
+  const auto with_switches = [](std::vector<std::string> options) {
+    options.push_back("--no-cache");
+    if (const int cpus = std::min(runtime::usable_cpus(), 4); cpus > 1) {
+      options.push_back(fmt::format("--split-compile={}", cpus));
+    }
+    options.push_back("--modify-stack-limit=false");
+    return options;
+  };
   NvrtcCompiler compiler(options());
   compiler.compile(request(Target::sm_90a));
   EXPECT_EQ(fake_.options,
-            (std::vector<std::string>{"--gpu-architecture=sm_90a", "-std=c++20", "--fmad=false",
-                                      "--device-as-default-execution-space", "--ptxas-options=-v",
-                                      "--no-cache", "--modify-stack-limit=false"}));
+            with_switches({"--gpu-architecture=sm_90a", "-std=c++20", "--fmad=false",
+                           "--device-as-default-execution-space", "--ptxas-options=-v"}));
   compiler.compile(request(Target::compute_80));
-  EXPECT_EQ(fake_.options,
-            (std::vector<std::string>{"--gpu-architecture=compute_80", "-std=c++20", "--fmad=false",
-                                      "--device-as-default-execution-space", "--no-cache",
-                                      "--modify-stack-limit=false"}));
+  EXPECT_EQ(fake_.options, with_switches({"--gpu-architecture=compute_80", "-std=c++20",
+                                          "--fmad=false", "--device-as-default-execution-space"}));
+}
+
+// NVRTC would end the process where it is refused a thread.
+TEST_F(NvrtcCompilerTest, WithoutRoomForThreadsItGetsNone) {
+  const auto splits = [&] {
+    return std::ranges::any_of(
+        fake_.options, [](const auto& option) { return option.starts_with("--split-compile"); });
+  };
+  const pid_t child = test::start_child([&] {
+    if (::setuid(65534) != 0) return true;  // root is refused nothing, and others need no such step
+    NvrtcCompiler compiler(options());
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NPROC, &limit);
+    limit.rlim_cur = 1;
+    ::setrlimit(RLIMIT_NPROC, &limit);
+    compiler.compile(request(Target::sm_90a));
+    return !splits();
+  });
+  EXPECT_EQ(test::wait_for_child(child), "passed");
 }
 
 TEST_F(NvrtcCompilerTest, ACubinComesWithItsNumbers) {
