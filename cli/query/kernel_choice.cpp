@@ -65,15 +65,33 @@ const std::vector<std::pair<std::string, DType>> k_dtypes = {
 const std::vector<std::pair<std::string, jit::Pass>> k_passes = {{"fwd", jit::Pass::fwd},
                                                                  {"bwd", jit::Pass::bwd}};
 
-// A model says nothing of some ops' kernels. Asked for by name, they would be left out unsaid.
-void expect_kernels_of_each_op(const jit::WarmPlan& plan) {
+bool has_kernels(jit::WarmPlan plan, const jit::ModelShape& shape) {
+  plan.shapes = {shape};
+  return !jit::kernels_of(plan).empty();
+}
+
+// A model says nothing of some ops' kernels, and not each model of all others'. Asked for by name,
+// they would be left out unsaid.
+void expect_kernels_of_each_op(const jit::WarmPlan& plan, const std::vector<std::string>& models) {
   for (const jit::Op* op : plan.ops) {
     jit::WarmPlan alone = plan;
     alone.ops = {op};
     if (!jit::kernels_of(alone).empty()) continue;
     alone.targets.assign(cuda_targets().begin(), cuda_targets().end());
     alone.passes = {jit::Pass::fwd, jit::Pass::bwd};
-    if (!jit::kernels_of(alone).empty()) {
+    const bool has_some = !jit::kernels_of(alone).empty();
+    if (!has_some && has_kernels(alone, {.linears = {{1, 1}}})) {
+      throw InvalidArgument(
+          "--op: expected with {} a model with linear layers, a config.json or K=4096,N=12288, got "
+          "{}",
+          op->name, fmt::join(models, ", "));
+    }
+    if (!has_some && has_kernels(alone, {.vocab = 1, .hidden = 1})) {
+      throw InvalidArgument(
+          "--op: expected with {} a model with a head, a config.json or V=128256,D=4096, got {}",
+          op->name, fmt::join(models, ", "));
+    }
+    if (has_some) {
       throw InvalidArgument(
           "--op: expected an op with kernels for {} and this --pass, got {}, which has them for "
           "others: --arch sm_90a, for example",
@@ -85,6 +103,53 @@ void expect_kernels_of_each_op(const jit::WarmPlan& plan) {
         "recorded",
         op->name);
   }
+}
+
+// Each model, and each option that says more of it, must have a part in the kernels.
+void expect_use_of_each_word(const jit::WarmPlan& plan, const KernelChoice& choice) {
+  const auto expect = [&](bool is_used, std::string_view option, std::string_view expected) {
+    if (is_used) return;
+    throw InvalidArgument("{}: expected {}, got {}{}{} --pass {}", option, expected,
+                          fmt::join(choice.models, ", "), choice.ops.empty() ? "" : " --op ",
+                          fmt::join(choice.ops, ","), fmt::join(choice.passes, ","));
+  };
+  for (std::size_t i = 0; i < plan.shapes.size(); ++i) {
+    if (has_kernels(plan, plan.shapes[i])) continue;
+    throw InvalidArgument(
+        "model: {}: expected one that kernels of {} follow from, got none of them",
+        choice.models[i],
+        choice.ops.empty() ? "an op" : fmt::format("{}", fmt::join(choice.ops, ", ")));
+  }
+  const auto without = [&](auto change) {
+    jit::WarmPlan changed = plan;
+    for (jit::ModelShape& shape : changed.shapes) change(shape);
+    return jit::kernels_of(changed).size();
+  };
+  const std::size_t all = jit::kernels_of(plan).size();
+  if (choice.shape.entropy) {
+    expect(without([](auto& shape) { shape.entropy = false; }) < all, "--entropy",
+           "an op whose kernels differ with the entropy (linear_logp, logp)");
+  }
+  if (choice.shape.stats) {
+    expect(without([](auto& shape) { shape.stats = false; }) < all, "--stats",
+           "a forward whose kernels differ with the statistics (linear_logp, logp)");
+  }
+  const bool of_head = without([](auto& shape) { shape.vocab = 0; }) < all;
+  if (choice.shape.num_shards != 1) expect(of_head, "--tp", "kernels of a head");
+  if (choice.shape.vocab) expect(of_head, "--vocab", "kernels of a head");
+}
+
+// What says more of a model means nothing where there is none.
+void expect_no_word_of_a_model(const KernelChoice& choice) {
+  const auto expect = [](bool is_given, const char* option) {
+    if (!is_given) return;
+    throw InvalidArgument("{}: expected a model that it says more of, got none", option);
+  };
+  expect(!choice.ops.empty(), "--op");
+  expect(choice.shape.entropy, "--entropy");
+  expect(choice.shape.stats, "--stats");
+  expect(choice.shape.num_shards != 1, "--tp");
+  expect(choice.shape.vocab.has_value(), "--vocab");
 }
 
 }  // namespace
@@ -146,8 +211,13 @@ std::vector<jit::Specialization> chosen_kernels(const Context& context, const Ke
                      .targets = asked.empty() ? targets : asked,
                      .keep = context.settings.saved_mib > 0,
                      .tunings = jit::read_tunings(layers_of(context).options)};
-  if (!plan.shapes.empty()) expect_kernels_of_each_op(plan);
+  if (plan.shapes.empty()) {
+    expect_no_word_of_a_model(choice);
+    return {};
+  }
+  expect_kernels_of_each_op(plan, choice.models);
   if (plan.ops.empty()) plan.ops.assign(templates::ops().begin(), templates::ops().end());
+  expect_use_of_each_word(plan, choice);
   return jit::kernels_of(plan);
 }
 

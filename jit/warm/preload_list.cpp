@@ -24,8 +24,9 @@ bool is_model(const std::string& word) {
 }
 
 std::vector<Wanted> wanted_of_model(const std::string& word, Target target, TuningOf tuning_of,
-                                    Ops ops) {
-  const ModelShape shape = read_model_shape(word, ops);
+                                    Ops ops, bool keep) {
+  ModelShape shape = read_model_shape(word, ops);
+  shape.keep = keep;
   std::vector<Wanted> all;
   for (const Op* op : ops) {
     for (const Pass pass : {Pass::fwd, Pass::bwd}) {
@@ -62,9 +63,9 @@ std::vector<Specialization> manifest_kernels(std::span<const std::string> folder
 }
 
 std::vector<Wanted> wanted_kernels(const std::string& word, Target target, TuningOf tuning_of,
-                                   Ops ops) {
+                                   Ops ops, bool keep) {
   if (word.find("]@") != std::string::npos) return {{{{parse_specialization(word, ops)}}}};
-  if (is_model(word)) return wanted_of_model(word, target, tuning_of, ops);
+  if (is_model(word)) return wanted_of_model(word, target, tuning_of, ops, keep);
   std::error_code error;
   if (!fs::exists(word, error)) {
     throw InvalidArgument(

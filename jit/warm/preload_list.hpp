@@ -26,8 +26,9 @@ struct Wanted {
 using TuningOf = runtime::FunctionRef<Tuning(const Op&, Pass)>;
 
 // `word` is a kernel's name, a trace of RLK_TRACE, or a model: a config.json, a folder with one, or
-// V=..,D=..; of a model, each op and pass is wanted in any dtype. Throws InvalidArgument.
+// V=..,D=..; of a model, each op and pass is wanted in any dtype, and with `keep` the forwards that
+// keep something for a backward. Throws InvalidArgument.
 std::vector<Wanted> wanted_kernels(const std::string& word, Target target, TuningOf tuning_of,
-                                   Ops ops);
+                                   Ops ops, bool keep);
 
 }  // namespace rlk::jit

@@ -159,7 +159,7 @@ std::vector<Specialization> kernels_of(const WarmPlan& plan) {
     }
   };
   for (ModelShape shape : plan.shapes) {
-    shape.keep = plan.keep && std::ranges::find(plan.passes, Pass::bwd) != plan.passes.end();
+    shape.keep = plan.keep;
     for (const Op* op : plan.ops) {
       for (const Target target : plan.targets) {
         for (const DType dtype : plan.dtypes) {

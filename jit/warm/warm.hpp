@@ -23,7 +23,7 @@ struct WarmPlan {
   std::vector<Pass> passes;
   std::vector<DType> dtypes;
   std::vector<Target> targets;
-  // With the backward: forwards keep something for it, as the setting saved_mib says.
+  // Forwards that will be differentiated keep something, as the setting saved_mib says.
   bool keep = false;
   std::vector<TuningRecord> tunings;  // of tiles; where there is none, the op's own choice
 };

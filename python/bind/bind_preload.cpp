@@ -32,8 +32,9 @@ void preload_wanted(const std::string& word, const Device& device, jit::Preloade
   const auto tuning_of = [&](const jit::Op& op, jit::Pass pass) {
     return dispatcher.tuning(op, pass, device);
   };
+  const bool keep = dispatcher.saved_mib() > 0;
   for (const auto& wanted :
-       jit::wanted_kernels(word, dispatcher.target(device), tuning_of, templates::ops())) {
+       jit::wanted_kernels(word, dispatcher.target(device), tuning_of, templates::ops(), keep)) {
     std::vector<jit::Preloaded> sets;
     for (const auto& kernels : wanted.any_of) sets.push_back(dispatcher.preload(kernels, device));
     const auto num_loaded = [](const jit::Preloaded& set) { return set.loaded.size(); };

@@ -159,10 +159,11 @@ def warm(
             that pass them. "V=256000,D=2304,softcap=30,logit_scale=0.5" says them without one.
         arch: targets such as "sm_90a" or "x86-64-v4"; None: for models, what `preload` without a
             device loads; for traces, the recorded ones. Of a trace, kernels of others are left out.
-        op: "linear_logp", "logp", "grpo_loss"; None: all. The kernels of the others follow from a
-            call's options, not from a model; RLK_TRACE records them.
+        op: "linear_logp", "logp", "grpo_loss"; None: all of these. "det_gemm": the products of the
+            model's linear layers, or of one given as "K=4096,N=12288". The kernels of the others
+            follow from a call's options, not from a model; RLK_TRACE records them.
         dtype: of hidden states and weight, and of logits: "bf16", "fp16", "fp32".
-        passes: "fwd", "bwd".
+        passes: "fwd", "bwd". Forwards that keep something for a backward are of "fwd".
         tp: ranks that share the vocabulary: each has V / tp of its rows.
         vocab: rows of the head as it is, where the embeddings were resized.
         entropy: also compile for calls that ask for the entropy, and its gradient.
@@ -173,7 +174,8 @@ def warm(
         cache_dir: folder to fill; None: that of the settings.
 
     Raises:
-        rlk.InvalidArgument: what rlk-jit says of an argument or a model.
+        rlk.InvalidArgument: what rlk-jit says of an argument or a model, such as one that has no
+            part in the kernels.
         rlk.CompileError: nothing can be compiled, or stored.
 
     Example:

@@ -115,6 +115,34 @@ def test_what_is_asked_for_is_compiled_and_no_more(cache):
             {"models": "V=3,D=5", "op": "grpo_loss", "arch": "sm_90a", "passes": "fwd"},
             "--op: expected an op with kernels for sm_90a and this --pass, got grpo_loss",
         ),
+        (
+            {"models": "V=3,D=5", "op": "det_gemm"},
+            "--op: expected with det_gemm a model with linear layers, a config.json or "
+            "K=4096,N=12288, got V=3,D=5",
+        ),
+        (
+            {"models": "K=3,N=5", "op": "logp"},
+            "--op: expected with logp a model with a head, a config.json or V=128256,D=4096, got "
+            "K=3,N=5",
+        ),
+        (
+            {"models": ["V=3,D=5", "K=3,N=5"], "op": "logp"},
+            "model: K=3,N=5: expected one that kernels of logp follow from",
+        ),
+        (
+            {"models": "K=3,N=5", "op": "det_gemm", "stats": True},
+            "--stats: expected a forward whose kernels differ with the statistics .*, got K=3,N=5 "
+            "--op det_gemm",
+        ),
+        ({"models": "V=3,D=5", "passes": "bwd", "stats": True}, "--stats: expected a forward"),
+        (
+            {"models": "V=3,D=5", "op": "grpo_loss", "arch": "sm_90a", "entropy": True},
+            "--entropy: expected an op whose kernels differ with the entropy",
+        ),
+        ({"models": "K=3,N=5", "tp": 2}, "--tp: expected kernels of a head, got K=3,N=5"),
+        ({"models": "K=3,N=5", "vocab": 7}, "--vocab: expected kernels of a head"),
+        ({"trace": os.devnull, "stats": True}, "--stats: expected a model that it says more of"),
+        ({"trace": os.devnull, "op": "logp"}, "--op: expected a model that it says more of"),
         ({"models": "V=3,D=5", "tp": 2}, "expected a vocabulary that 2 shards divide, got 3"),
         ({"models": "V=3,D=5", "tp": 0}, "--tp"),
         ({"trace": "no/such"}, "trace: no/such: expected a file that RLK_TRACE has recorded"),

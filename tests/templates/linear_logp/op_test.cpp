@@ -3,6 +3,7 @@
 #include "templates/linear_logp/op.hpp"
 
 #include "jit/parse_specialization.hpp"
+#include "jit/warm/warm.hpp"
 #include "templates/registry.hpp"
 
 #include <gtest/gtest.h>
@@ -96,6 +97,32 @@ TEST(LinearLogpOp, TilesHaveNames) {
   EXPECT_FALSE(names.contains(""));
 }
 
+// What a forward's gradients ask for is what its backward's call does.
+TEST(LinearLogpOp, TheGradientsOfAForwardAreItsBackward) {
+  const Device device{Device::Kind::cuda, 0};
+  const auto names = [&](bool entropy, bool entropy_grad, Target target) {
+    LinearLogpCall call;
+    call.op = &op();
+    call.weight = dense_tensor(nullptr, DType::bf16, device, std::array<std::int64_t, 2>{10, 8});
+    call.hidden = call.weight;
+    call.target = dense_tensor(nullptr, DType::i64, device, std::array<std::int64_t, 1>{10});
+    call.kept = call.weight;
+    call.softcap = 30.0;
+    call.argmax = call.target;
+    if (entropy) call.entropy = call.weight;
+    call.entropy_grad = entropy_grad;
+    std::vector<std::string> found;
+    for (const auto& kernel : op().gradients(call, target, {})) found.push_back(kernel.text());
+    return found;
+  };
+  using Names = std::vector<std::string>;
+  const std::string head = "linear_logp.bwd[x=bf16 V=10 D=8 softcap=yes";
+  EXPECT_EQ(names(false, true, Target::sm_90a), Names{head + "]@sm_90a"});
+  EXPECT_EQ(names(true, false, Target::sm_90a), Names{head + "]@sm_90a"});
+  EXPECT_EQ(names(true, true, Target::sm_90a), Names{head + " entropy=yes]@sm_90a"});
+  EXPECT_EQ(names(true, true, Target::x86_64_v3), Names{head + " entropy=yes]@x86-64-v3"});
+}
+
 std::vector<std::string> model_kernels(DType dtype, jit::Pass pass, Target target,
                                        const jit::Tuning& tuning, bool entropy = false) {
   std::vector<std::string> names;
@@ -118,6 +145,23 @@ TEST(LinearLogpOp, AModelAsksForTheTilesOfAllRowsEachOnce) {
   EXPECT_EQ(model_kernels(DType::bf16, jit::Pass::bwd, Target::sm_90a, {}).size(), 1u);
   EXPECT_EQ(model_kernels(DType::bf16, jit::Pass::fwd, Target::sm_80, {}).size(), 1u);
   EXPECT_EQ(model_kernels(DType::bf16, jit::Pass::fwd, Target::sm_90a, {}, true).size(), 6u);
+}
+
+TEST(LinearLogpOp, OnePassAfterTheOtherIsBoth) {
+  jit::WarmPlan plan{.shapes = {{.vocab = 10, .hidden = 8}},
+                     .ops = {&op()},
+                     .passes = {jit::Pass::fwd, jit::Pass::bwd},
+                     .dtypes = {DType::bf16},
+                     .targets = {Target::sm_90a},
+                     .keep = true,
+                     .tunings = {}};
+  const auto both = jit::kernels_of(plan);
+  plan.passes = {jit::Pass::fwd};
+  auto apart = jit::kernels_of(plan);
+  plan.passes = {jit::Pass::bwd};
+  for (const auto& kernel : jit::kernels_of(plan)) apart.push_back(kernel);
+  EXPECT_EQ(apart, both);
+  EXPECT_EQ(both.size(), 7u);
 }
 
 // Another kernel where the loop of sm_90a makes the products.
