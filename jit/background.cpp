@@ -12,7 +12,6 @@
 namespace rlk::jit {
 namespace {
 
-// The threads of the caller's kernels come first.
 void step_back() {
   constexpr int k_lowest = 19;
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), k_lowest);
@@ -40,7 +39,7 @@ bool Background::add(Job job) {
 }
 
 void Background::work() {
-  step_back();
+  if (priority_ == Priority::low) step_back();
   std::unique_lock lock(mutex_);
   while (true) {
     // Not wait(): GCC 12 gave it a new symbol, which the libstdc++ of RHEL 9 lacks.

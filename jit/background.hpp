@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work behind the caller's back: a few threads of low priority that take jobs in order.
+// Work behind the caller's back: a few threads that take jobs in order.
 #pragma once
 
 #include "runtime/thread.hpp"
@@ -18,7 +18,9 @@ class Background {
  public:
   using Job = std::function<void()>;
 
-  explicit Background(int num_threads) : num_threads_(num_threads) {}
+  enum class Priority { low, normal };  // low: the caller's threads come first
+
+  Background(int num_threads, Priority priority) : num_threads_(num_threads), priority_(priority) {}
   ~Background() { stop(); }
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
@@ -46,6 +48,7 @@ class Background {
   void set_paused(bool paused);
 
   const int num_threads_;
+  const Priority priority_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> jobs_;

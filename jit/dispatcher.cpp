@@ -23,16 +23,19 @@ void Dispatcher::run(const OpCall& call) {
   const Variant* variant = table_.look_up(spec);  // 4 look up
   if (variant != nullptr) {
     memory_hits_.fetch_add(1, std::memory_order_relaxed);
+    if (call.is_differentiated) begin_gradients(call, *variant);
   } else {
     variant = &table_.look_up_or_build(spec, [&]() -> Variant {
       const std::shared_lock building(building_);
       expect_no_capture(call, spec);
       const Missing missing = this->missing(spec, call.device.index);  // 5 key
       missing.session.trace->record(spec);
+      if (call.is_differentiated) compile_gradients(call);
       Loading found(*this, missing);
       const Decision decision = decide(spec, missing.compiler, found);  // 6 get, 9 load
       if (decision.origin != Origin::compile) return use(missing, decision, found);
       try {
+        if (KernelPtr ahead = wait_for_background(spec)) return {.kernel = std::move(ahead)};
         return {.kernel = make(missing)};  // 7 compile, 8 put, 9 load
       } catch (const DriverError&) {
         throw;  // of the device, not of the code: the generic kernel would meet it too
@@ -137,7 +140,7 @@ cache::Entry Dispatcher::compile(const Specialization& spec, const cache::Key& k
   try {
     compiled = compiler.compile(request);
   } catch (const Error&) {
-    record(cache::UsageEvent::failed, spec);
+    if (!cancels_.load()) record(cache::UsageEvent::failed, spec);
     throw;
   }
   record(cache::UsageEvent::compiled, spec, compiled.stats.compile_ms);

@@ -93,7 +93,9 @@ class Dispatcher {
   Tuning tuning(const Op& op, Pass pass, const Device& device);
 
   // Whether no kernel is being built in the background, after waiting for that at most so long.
-  bool wait_for(std::chrono::milliseconds time) { return background_.wait_for(time); }
+  bool wait_for(std::chrono::milliseconds time) {
+    return background_.wait_for(time) && ahead_.wait_for(time);
+  }
   // Ends the background work of instance(), if there is one, for good; for the process's end.
   static void stop_instance();
 
@@ -161,6 +163,13 @@ class Dispatcher {
   bool make_in_background(const Missing& missing, Variant& meanwhile);
   void run_in_background(const Missing& missing, const std::string& note,
                          BackgroundKernel& background);
+  void begin_gradients(const OpCall& call, const Variant& variant);
+  void compile_gradients(const OpCall& call);
+  void compile_ahead(const Specialization& spec, int device);
+  KernelPtr wait_for_background(const Specialization& spec);
+  std::shared_ptr<BackgroundKernel> background(const Specialization& spec) const;
+  void forget_background(const Specialization& spec);
+  KernelPtr loaded(const Specialization& spec) const;
   void count_fallback(const Variant& variant);
   const Variant& take_over(const OpCall& call, const Specialization& spec, const Variant& fallback);
   void warn_once(const std::string& message, const std::string& reason);
@@ -190,7 +199,10 @@ class Dispatcher {
       background_kernels_;
 
   std::atomic<bool> is_ending_{false};
-  Background background_{2};
+  std::atomic<bool> cancels_{false};  // NVRTC's compiles
+  Background background_{2, Background::Priority::low};
+  // Whose callers wait for them: one thread, so that a forward's own compile keeps its core.
+  Background ahead_{1, Background::Priority::normal};
 
   mutable std::atomic<std::int64_t> memory_hits_{0}, disk_hits_{0}, compiles_{0}, fallbacks_{0},
       alternatives_{0};

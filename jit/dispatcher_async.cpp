@@ -26,24 +26,26 @@ bool Dispatcher::make_in_background(const Missing& missing, Variant& meanwhile) 
     meanwhile.background = nullptr;
     meanwhile.is_refused = true;
     meanwhile.reason = refused.what();
-    const std::lock_guard lock(mutex_);
-    background_kernels_.erase(missing.spec);
+    forget_background(missing.spec);
     return false;
   }
 }
 
+// `note`: what runs instead; "": nobody has called it yet, who is told of no failure.
 void Dispatcher::run_in_background(const Missing& missing, const std::string& note,
                                    BackgroundKernel& background) {
   const std::shared_lock building(building_);
+  if (background.is_begun.exchange(true)) return;
   try {
     background.kernel = make(missing);
   } catch (const std::exception& error) {
     background.failure = error.what();
     background.is_refused = is_refusal(error);
-    warn_once(fmt::format("{}: {}: {}", missing.spec.text(), note, background.failure),
-              background.failure);
-    const std::lock_guard lock(mutex_);
-    background_kernels_.erase(missing.spec);  // after a configure() it is tried again
+    if (!note.empty() && !cancels_) {
+      warn_once(fmt::format("{}: {}: {}", missing.spec.text(), note, background.failure),
+                background.failure);
+    }
+    forget_background(missing.spec);  // after a configure() it is tried again
   }
   background.is_done.store(true, std::memory_order_release);
 }
@@ -64,6 +66,9 @@ const Variant& Dispatcher::take_over(const OpCall& call, const Specialization& s
       table_.forget_fallback(spec);
       return fallback;
     }
+    // Said already, unless it was compiled ahead of its first call.
+    warn_once(fmt::format("{}: {}: {}", spec.text(), note_of(fallback), background->failure),
+              background->failure);
     Variant lasting = fallback;
     lasting.reason = background->failure;
     lasting.background = nullptr;

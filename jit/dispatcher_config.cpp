@@ -40,7 +40,10 @@ void Dispatcher::stop_instance() {
   Dispatcher* dispatcher = made_instance.load();
   if (dispatcher == nullptr) return;
   dispatcher->is_ending_ = true;  // nor does anybody wait for another process any longer
+  dispatcher->cancels_ = true;
+  dispatcher->ahead_.stop();
   dispatcher->background_.stop();
+  dispatcher->cancels_ = false;  // who calls even now may compile
 }
 
 Dispatcher& Dispatcher::instance() {
@@ -49,7 +52,12 @@ Dispatcher& Dispatcher::instance() {
     Config config{read_settings()};
     Toolchain cpu{std::make_shared<LlvmCompiler>(config.settings.package_folder),
                   runtime::make_cpu_loader()};
-    Toolchain cuda{make_nvrtc_compiler(config.settings), runtime::cuda::make_cuda_loader()};
+    const auto is_cancelled = [] {
+      const Dispatcher* own = made_instance.load();
+      return own != nullptr && own->cancels_;
+    };
+    Toolchain cuda{make_nvrtc_compiler(config.settings, std::nullopt, is_cancelled),
+                   runtime::cuda::make_cuda_loader()};
     auto* made = new Dispatcher(std::move(config), std::move(cpu), std::move(cuda));
     pthread_atfork([] { instance().lock_for_fork(); }, [] { instance().unlock_in_parent(); },
                    [] { instance().reset_in_child(); });
@@ -62,13 +70,16 @@ Dispatcher& Dispatcher::instance() {
 // In the order that a build and configure() take them.
 void Dispatcher::lock_for_fork() {
   background_.pause();
+  ahead_.pause();
   building_.lock();
   mutex_.lock();
   table_.lock_for_fork();
   background_.lock_for_fork();
+  ahead_.lock_for_fork();
 }
 
 void Dispatcher::unlock_in_parent() {
+  ahead_.unlock_in_parent();
   background_.unlock_in_parent();
   table_.unlock_in_parent();
   mutex_.unlock();
@@ -76,6 +87,7 @@ void Dispatcher::unlock_in_parent() {
 }
 
 void Dispatcher::reset_in_child() {
+  ahead_.reset_in_child();
   background_.reset_in_child();
   table_.reset_in_child();
   // What the parent's threads were to build nobody builds here: it is asked for again.

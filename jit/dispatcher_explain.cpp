@@ -51,6 +51,16 @@ Explanation Dispatcher::explain(const OpCall& call) {
     const Missing missing = this->missing(spec, call.device.index);
     TableAndLayers places(table_, *missing.session.store, missing.compiler.identity);
     decision = decide(spec, missing.compiler, places);
+    if (const auto made = background(spec)) {
+      const bool is_done = made->is_done.load(std::memory_order_acquire);
+      if (is_done && made->kernel) {
+        decision = {spec, Origin::loaded};
+        decision.reason = "it was compiled beside the forward";
+      } else if (!is_done && decision.origin == Origin::compile) {
+        decision.reason =
+            "it is compiled since the forward was called; its first call waits for it";
+      }
+    }
   }
   const bool is_alternative = decision.fallback == Fallback::alternative;
   return {decision.kernel.text(), build_key(decision.kernel).digest(),

@@ -9,10 +9,16 @@
 namespace rlk::jit {
 
 bool Dispatcher::Loading::is_loaded(const Specialization& spec) {
-  const Variant* variant = dispatcher_.table_.look_up(spec);
-  if (variant == nullptr || variant->is_fallback()) return false;
-  kernel_ = variant->kernel;
-  return true;
+  kernel_ = dispatcher_.loaded(spec);
+  return kernel_ != nullptr;
+}
+
+// In the table, or made in the background for its first call.
+KernelPtr Dispatcher::loaded(const Specialization& spec) const {
+  const Variant* variant = table_.look_up(spec);
+  if (variant != nullptr && !variant->is_fallback()) return variant->kernel;
+  const auto made = background(spec);
+  return made != nullptr && made->is_done.load(std::memory_order_acquire) ? made->kernel : nullptr;
 }
 
 bool Dispatcher::Loading::is_cached(const Specialization& spec) {

@@ -27,9 +27,10 @@ namespace rlk::jit {
 
 using KernelPtr = std::shared_ptr<const LoadedKernel>;
 
-// A kernel that is being built in the background. The rest is written before `is_done` becomes
-// true, and never afterwards.
+// A kernel that is built in the background. The rest is written before `is_done` becomes true, and
+// never afterwards.
 struct BackgroundKernel {
+  std::atomic<bool> is_begun{false};  // whoever sets it builds it
   std::atomic<bool> is_done{false};
   KernelPtr kernel;         // null: it failed
   std::string failure;      // why
@@ -43,6 +44,8 @@ struct Variant {
   std::string reason = {};                            // why the fallback runs
   std::shared_ptr<BackgroundKernel> background = {};  // what will take its place, if anything will
   bool is_refused = false;  // a resource was refused: of this call alone, the next one asks again
+  // Whether the kernels of its gradients were begun, at a call that needs them.
+  mutable bool has_begun_gradients = false;  // by std::atomic_ref
 
   bool is_fallback() const { return fallback != Fallback::none; }
 };

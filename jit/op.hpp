@@ -28,6 +28,8 @@ struct OpCall {
   // CUDA alone.
   void* stream = nullptr;                   // the caller's CUstream
   runtime::Workspace* workspace = nullptr;  // temporary memory, of the caller's framework
+  // A forward of which gradients will be asked for: what they need is compiled meanwhile.
+  bool is_differentiated = false;
 };
 
 // What settings tell a launch. Results do not depend on it.
@@ -49,6 +51,8 @@ struct KernelSource {
 inline int no_shared_bytes(const Specialization&) { return 0; }
 
 inline std::vector<Specialization> no_alternatives(const Specialization&) { return {}; }
+
+inline std::vector<Specialization> no_gradients(const OpCall&, Target, const Tuning&) { return {}; }
 
 // Of an op no size of a model is a constant of: its kernels follow from a call's options.
 inline std::vector<Specialization> no_model_variants(const ModelShape&, DType, Pass, Target,
@@ -80,6 +84,8 @@ struct Op {
   const KernelSource* (*find_source)(std::string_view name, Target);
   // Those that differ from this one in their tile alone, so that they give the same bits.
   std::vector<Specialization> (*alternatives)(const Specialization&) = no_alternatives;
+  // What the gradients of a forward will ask for, as far as its call tells; of any op.
+  std::vector<Specialization> (*gradients)(const OpCall&, Target, const Tuning&) = no_gradients;
   std::span<const std::string_view> tile_names = {};
   // What a call takes. The first is the tensor that tells device, stream and framework.
   std::span<const Parameter> parameters = {};

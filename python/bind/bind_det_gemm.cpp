@@ -31,9 +31,15 @@ py::object run(DetGemmCall& call, const Framework& framework, DType dtype,
   return out.object;
 }
 
-py::object forward(const py::dict& arguments, bool sizes_vary) {
+// `needs_*`: gradients that autograd will ask for.
+py::object forward(const py::dict& arguments, bool sizes_vary, bool needs_a, bool needs_b,
+                   bool needs_bias) {
   DetGemmCall call;
   call.sizes_vary = sizes_vary;
+  call.needs_a = needs_a;
+  call.needs_b = needs_b;
+  call.needs_bias = needs_bias;
+  call.is_differentiated = needs_a || needs_b || needs_bias;
   const BoundArguments bound = bind_call(op(), arguments, call);
   op().check(call);
   const DType dtype = call.out_dtype != 0 ? DType::f32 : call.a.dtype;
@@ -68,51 +74,37 @@ struct Backward {
     }
   }
 
-  DetGemmCall product(bool sums_tokens, const Tensor& a, const Tensor& b) const {
-    DetGemmCall made;
-    made.op = call.op;
-    made.sums_tokens = sums_tokens;
-    made.device = call.device;
-    made.stream = call.stream;
-    made.a = a;
-    made.b = b;
-    op().check(made);
-    return made;
+  py::object run(DetGemmCall product, DType dtype, std::span<const std::int64_t> lead,
+                 std::int64_t last) const {
+    op().check(product);
+    return bind::run(product, bound.framework, dtype, lead, last);
   }
 };
-
-Tensor transposed(Tensor matrix) {
-  std::swap(matrix.shape[0], matrix.shape[1]);
-  std::swap(matrix.strides[0], matrix.strides[1]);
-  return matrix;
-}
 
 // Gradients of a, b and bias, None where not needed; that of b as [N, K] where it is asked for so.
 // Those of a and b are float32 where `sums_of_` says so.
 py::tuple backward(const py::dict& arguments, bool needs_a, bool needs_b, bool needs_bias,
                    bool transposes_b, bool sums_of_a, bool sums_of_b) {
   const Backward given(arguments);
-  const Tensor &a = given.call.a, &b = given.call.b, &grad = given.grad.tensor;
-  const Framework& framework = given.bound.framework;
+  const DetGemmCall& call = given.call;
+  const Tensor &a = call.a, &b = call.b, &grad = given.grad.tensor;
   py::object grad_a = py::none(), grad_b = py::none(), grad_bias = py::none();
   if (needs_a) {
-    DetGemmCall call = given.product(false, grad, transposed(b));
-    call.out_dtype = sums_of_a ? kOutFloat32 : kOutOfInputs;
-    grad_a = run(call, framework, sums_of_a ? DType::f32 : a.dtype, lead_of(a), b.shape[0]);
+    DetGemmCall product = det_gemm_grad_a(call, grad);
+    product.out_dtype = sums_of_a ? kOutFloat32 : kOutOfInputs;
+    grad_a = given.run(product, sums_of_a ? DType::f32 : a.dtype, lead_of(a), b.shape[0]);
   }
   if (needs_b) {
-    DetGemmCall call = transposes_b ? given.product(true, grad, a) : given.product(true, a, grad);
     const int rows = transposes_b ? 1 : 0;
-    call.out_dtype = sums_of_b ? kOutFloat32 : kOutOfInputs;
-    grad_b = run(call, framework, sums_of_b ? DType::f32 : b.dtype,
-                 {&b.shape[static_cast<std::size_t>(rows)], 1},
-                 b.shape[static_cast<std::size_t>(1 - rows)]);
+    DetGemmCall product = det_gemm_grad_b(call, grad, transposes_b);
+    product.out_dtype = sums_of_b ? kOutFloat32 : kOutOfInputs;
+    grad_b = given.run(product, sums_of_b ? DType::f32 : b.dtype,
+                       {&b.shape[static_cast<std::size_t>(rows)], 1},
+                       b.shape[static_cast<std::size_t>(1 - rows)]);
   }
   if (needs_bias) {
-    DetGemmCall call = given.product(true, Tensor{}, grad);
-    const DType dtype = given.call.bias.present() ? given.call.bias.dtype : b.dtype;
-    call.out_dtype = dtype == DType::f32 ? kOutFloat32 : kOutOfInputs;
-    grad_bias = run(call, framework, dtype, {}, b.shape[1]);
+    const DType dtype = call.bias.present() ? call.bias.dtype : b.dtype;
+    grad_bias = given.run(det_gemm_grad_bias(call, grad), dtype, {}, b.shape[1]);
   }
   return py::make_tuple(grad_a, grad_b, grad_bias);
 }
@@ -151,7 +143,8 @@ py::tuple explain(const py::dict& arguments) {
 }  // namespace
 
 void bind_det_gemm(py::module_& module) {
-  module.def("det_gemm_forward", forward, py::arg("arguments"), py::arg("sizes_vary") = false);
+  module.def("det_gemm_forward", forward, py::arg("arguments"), py::arg("sizes_vary") = false,
+             py::arg("needs_a") = false, py::arg("needs_b") = false, py::arg("needs_bias") = false);
   module.def("det_gemm_backward", backward, py::arg("arguments"), py::arg("needs_a"),
              py::arg("needs_b"), py::arg("needs_bias"), py::arg("transposes_b") = false,
              py::arg("sums_of_a") = false, py::arg("sums_of_b") = false);

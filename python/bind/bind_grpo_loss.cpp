@@ -27,6 +27,7 @@ struct Bound {
   explicit Bound(const py::dict& given)
       : arguments(bind_call(templates::grpo_loss_op, given, call)) {
     call.pass = jit::Pass::bwd;
+    call.is_differentiated = true;
     templates::grpo_loss_op.check(call);
   }
 };

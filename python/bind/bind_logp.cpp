@@ -89,11 +89,13 @@ py::object make_kept(Bound<LinearLogpCall>& bound) {
 
 // The log-prob; where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
 // what is not, then of linear_logp `kept`, and after them the statistics where they are asked for.
-// `save`: row_*, for a backward; `keep`: and what it may keep.
+// `save`: row_*, for a backward; `keep`: and what it may keep; `differentiated`: autograd will ask
+// for gradients.
 template <class Call>
-py::object forward(const py::dict& arguments, bool save, bool keep) {
+py::object forward(const py::dict& arguments, bool save, bool keep, bool differentiated) {
   Bound<Call> bound(arguments);
   Call& call = bound.call;
+  call.is_differentiated = differentiated;
   bound.check();
   std::array<py::object, 5> results;
   results.fill(py::none());
@@ -130,6 +132,7 @@ Bound<Call> begin_backward(const py::dict& arguments, const Prepare& prepare) {
   if (!runs_forward) return bound;
   Bound<Call> first = bound;
   first.call.pass = jit::Pass::fwd;
+  first.call.is_differentiated = true;
   first.make_per_row(first.call.log_prob);
   first.make_per_row(first.call.row_max);
   first.make_per_row(first.call.row_log_sum);
@@ -234,18 +237,22 @@ py::tuple explain(const py::dict& arguments) {
 }  // namespace
 
 void bind_logp(py::module_& module) {
-  module.def("linear_logp_forward", forward<LinearLogpCall>, py::arg("arguments"),
-             py::arg("save") = false, py::arg("keep") = false);
+  module.def(
+      "linear_logp_forward",
+      [](const py::dict& arguments, bool save, bool keep) {
+        return forward<LinearLogpCall>(arguments, save, keep, save);
+      },
+      py::arg("arguments"), py::arg("save") = false, py::arg("keep") = false);
   module.def("linear_logp_backward", linear_logp_backward, py::arg("arguments"),
              py::arg("needs_hidden"), py::arg("needs_weight"), py::arg("needs_bias"),
              py::arg("sums_of_hidden") = false, py::arg("sums_of_weight") = false);
   module.def("linear_logp_explain", explain<LinearLogpCall>, py::arg("arguments"));
   module.def(
       "logp_forward",
-      [](const py::dict& arguments, bool save) {
-        return forward<LogpCall>(arguments, save, false);
+      [](const py::dict& arguments, bool save, bool differentiated) {
+        return forward<LogpCall>(arguments, save, false, differentiated);
       },
-      py::arg("arguments"), py::arg("save") = false);
+      py::arg("arguments"), py::arg("save") = false, py::arg("differentiated") = false);
   module.def("logp_backward", logp_backward, py::arg("arguments"), py::arg("into") = py::none(),
              py::arg("unless_one") = py::none());
   module.def("logp_explain", explain<LogpCall>, py::arg("arguments"));

@@ -168,7 +168,7 @@ def check_errors(device: int | None = None) -> None:
 
 
 def wait(timeout_s: float | None = None) -> bool:
-    """Wait until no kernel is compiled in the background (policy "async").
+    """Wait until no kernel is compiled in the background, by policy "async" or for a backward.
 
     Args:
         timeout_s: seconds to wait at most; None: no limit.

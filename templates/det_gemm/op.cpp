@@ -112,7 +112,30 @@ std::vector<jit::Specialization> generic_variants(Target target) {
   return variants;
 }
 
-// The products of a layer x * weight^T: its result, and in the backward the gradients of x, weight
+// The products that are asked for of a call's gradients.
+std::vector<DetGemmCall> gradient_calls(const DetGemmCall& call) {
+  Tensor grad = call.a;
+  grad.shape[static_cast<std::size_t>(grad.rank - 1)] = call.b.shape[1];
+  grad = dense_tensor(nullptr, grad.dtype, grad.device, grad.dims());
+  std::vector<DetGemmCall> calls;
+  if (call.needs_a) calls.push_back(det_gemm_grad_a(call, grad));
+  // As a weight lies.
+  const bool transposes = operand_of(call.b, false).is_transposed();
+  if (call.needs_b) calls.push_back(det_gemm_grad_b(call, grad, transposes));
+  if (call.needs_bias) calls.push_back(det_gemm_grad_bias(call, grad));
+  return calls;
+}
+
+std::vector<jit::Specialization> gradients(const jit::OpCall& base, Target target,
+                                           const jit::Tuning& tuning) {
+  std::vector<jit::Specialization> kernels;
+  for (const DetGemmCall& call : gradient_calls(static_cast<const DetGemmCall&>(base))) {
+    kernels.push_back(specialize(call, target, tuning));
+  }
+  return kernels;
+}
+
+// The products of a layer x * weight^T: its result, or in the backward the gradients of x, weight
 // and bias.
 std::vector<DetGemmCall> layer_calls(const jit::LinearShape& layer, DType dtype, jit::Pass pass,
                                      std::int64_t num_rows) {
@@ -120,25 +143,14 @@ std::vector<DetGemmCall> layer_calls(const jit::LinearShape& layer, DType dtype,
     const std::int64_t sizes[] = {rows, cols};
     return dense_tensor(nullptr, dtype, {}, sizes);
   };
-  const Tensor x = matrix(num_rows, layer.inputs), grad = matrix(num_rows, layer.outputs);
-  const Tensor weight = matrix(layer.outputs, layer.inputs);
-  Tensor transposed = matrix(layer.inputs, layer.outputs);
-  transposed.strides = {1, layer.inputs};
   DetGemmCall call;
   call.op = &templates::det_gemm_op;
-  if (pass == jit::Pass::fwd) {
-    call.a = x;
-    call.b = transposed;
-    return {call};
-  }
-  std::vector<DetGemmCall> calls(3, call);
-  calls[0].a = grad;
-  calls[0].b = weight;
-  calls[1].sums_tokens = calls[2].sums_tokens = true;
-  calls[1].a = grad;
-  calls[1].b = x;
-  calls[2].b = grad;
-  return calls;
+  call.a = matrix(num_rows, layer.inputs);
+  call.b = matrix(layer.inputs, layer.outputs);
+  call.b.strides = {1, layer.inputs};
+  if (pass == jit::Pass::fwd) return {call};
+  call.needs_a = call.needs_b = call.needs_bias = true;
+  return gradient_calls(call);
 }
 
 std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,
@@ -188,6 +200,40 @@ DetGemmOut det_gemm_out(const DetGemmCall& call) {
   return call.out_dtype == kOutFloat32 && call.b.dtype != DType::f32 ? kOutFloat32 : kOutOfInputs;
 }
 
+namespace {
+
+DetGemmCall gradient_of(const DetGemmCall& call, bool sums_tokens, const Tensor& a,
+                        const Tensor& b) {
+  DetGemmCall made;
+  made.op = call.op;
+  made.device = call.device;
+  made.stream = call.stream;
+  made.sums_tokens = sums_tokens;
+  made.a = a;
+  made.b = b;
+  return made;
+}
+
+}  // namespace
+
+DetGemmCall det_gemm_grad_a(const DetGemmCall& call, const Tensor& grad) {
+  Tensor transposed = call.b;
+  std::swap(transposed.shape[0], transposed.shape[1]);
+  std::swap(transposed.strides[0], transposed.strides[1]);
+  return gradient_of(call, false, grad, transposed);
+}
+
+DetGemmCall det_gemm_grad_b(const DetGemmCall& call, const Tensor& grad, bool transposes) {
+  return transposes ? gradient_of(call, true, grad, call.a) : gradient_of(call, true, call.a, grad);
+}
+
+DetGemmCall det_gemm_grad_bias(const DetGemmCall& call, const Tensor& grad) {
+  DetGemmCall made = gradient_of(call, true, Tensor{}, grad);
+  const DType dtype = call.bias.present() ? call.bias.dtype : call.b.dtype;
+  made.out_dtype = dtype == DType::f32 ? kOutFloat32 : kOutOfInputs;
+  return made;
+}
+
 constinit const std::size_t k_det_gemm_tile = k_tile;
 
 DetGemmLoop det_gemm_loop(int x, Target target) {
@@ -226,6 +272,7 @@ const jit::Op det_gemm_op{
     .model_variants = model_variants,
     .find_source = find_source,
     .alternatives = alternatives,
+    .gradients = gradients,
     .tile_names = k_tile_names,
     .parameters = k_parameters,
 };

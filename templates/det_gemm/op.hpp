@@ -28,6 +28,9 @@ struct DetGemmCall : jit::OpCall {
   bool sizes_vary = false;   // none is a parameter's: they are arguments of the kernel
   bool accumulates = false;  // a sum over tokens: into out, which is float32
 
+  // Of a call that is differentiated: what in.
+  bool needs_a = false, needs_b = false, needs_bias = false;
+
   std::optional<int> tile;  // CUDA: in place of the one that is chosen; an index of tile_names
 };
 
@@ -57,6 +60,12 @@ struct DetGemmProduct {
 DetGemmProduct det_gemm_product(const DetGemmCall& call);
 
 DetGemmOut det_gemm_out(const DetGemmCall& call);
+
+// The products that are the gradients of a call with leading axes and b, `grad` being that of its
+// result: [..., M, K]; [K, N], or [N, K] where asked for so; [N].
+DetGemmCall det_gemm_grad_a(const DetGemmCall& call, const Tensor& grad);
+DetGemmCall det_gemm_grad_b(const DetGemmCall& call, const Tensor& grad, bool transposes);
+DetGemmCall det_gemm_grad_bias(const DetGemmCall& call, const Tensor& grad);
 
 void check_det_gemm(const jit::OpCall& call);
 

@@ -38,6 +38,14 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
   return variants;
 }
 
+// logp's: for an upstream gradient other than 1.
+std::vector<jit::Specialization> gradients(const jit::OpCall& base, Target target,
+                                           const jit::Tuning& tuning) {
+  LogpCall call = static_cast<const GrpoLossCall&>(base);
+  call.op = &templates::logp_op;
+  return call.op->gradients(call, target, tuning);
+}
+
 }  // namespace
 
 namespace templates {
@@ -52,6 +60,7 @@ const jit::Op grpo_loss_op{
     .generic_variants = generic_variants,
     .model_variants = model_variants,
     .find_source = find_source,
+    .gradients = gradients,
     .parameters = k_parameters,
 };
 }  // namespace templates

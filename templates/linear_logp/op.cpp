@@ -134,6 +134,13 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
   return variants;
 }
 
+std::vector<jit::Specialization> gradients(const jit::OpCall& base, Target target,
+                                           const jit::Tuning& tuning) {
+  auto call = static_cast<const LinearLogpCall&>(base);
+  set_gradients_of(call, call.entropy_grad);
+  return {specialize(call, target, tuning)};
+}
+
 }  // namespace
 
 constexpr std::size_t index_of(std::string_view label) {
@@ -159,6 +166,7 @@ const jit::Op linear_logp_op{
     .model_variants = model_variants,
     .find_source = find_source,
     .alternatives = alternatives,
+    .gradients = gradients,
     .tile_names = k_tile_names,
     .parameters = k_parameters,
 };

@@ -33,6 +33,13 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
   return logp_model_variants(templates::logp_op, LogpCall(), shape, dtype, pass, target);
 }
 
+std::vector<jit::Specialization> gradients(const jit::OpCall& base, Target target,
+                                           const jit::Tuning& tuning) {
+  auto call = static_cast<const LogpCall&>(base);
+  set_gradients_of(call, true);
+  return {specialize(call, target, tuning)};
+}
+
 }  // namespace
 
 std::vector<jit::Specialization> logp_model_variants(const jit::Op& op, LogpCall&& call,
@@ -83,6 +90,7 @@ const jit::Op logp_op{
     .generic_variants = generic_variants,
     .model_variants = model_variants,
     .find_source = find_source,
+    .gradients = gradients,
     .parameters = k_parameters,
 };
 }  // namespace templates

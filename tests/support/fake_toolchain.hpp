@@ -148,6 +148,19 @@ inline const jit::Op& fake_op() {
   return op;
 }
 
+// The same, whose forwards have a backward of the same size.
+inline const jit::Op& fake_op_with_gradients() {
+  static const jit::Op op = [] {
+    jit::Op made = fake_op();
+    made.gradients = [](const jit::OpCall& call, Target target, const jit::Tuning&) {
+      const std::int64_t size = static_cast<const FakeCall&>(call).size;
+      return std::vector<jit::Specialization>{{call.op, jit::Pass::bwd, target, {size}}};
+    };
+    return made;
+  }();
+  return op;
+}
+
 // The same with three tiles, "a" being its own choice for every call.
 inline const jit::Op& fake_tiled_op() {
   static constexpr std::string_view names[] = {"a", "b", "c"}, words[] = {"", "b", "c"};

@@ -258,7 +258,8 @@ def forward(call: Call, needs_grad: bool) -> tuple[Tensor, Tensor, Arguments, Te
     if not in_one_look:
         arguments = {**call.logp, "return_entropy": options.needs_entropy}
         with renamed("grpo_loss", NAMES, on_cuda):
-            log_probs, entropy, _, row_max, row_log_sum = _core.logp_forward(arguments, True)
+            found = _core.logp_forward(arguments, True, needs_grad)
+        log_probs, entropy, _, row_max, row_log_sum = found
         if isinstance(log_probs, _core.Array):
             raise Unsupported(
                 Fault("grpo_loss", "policy_logits", "torch tensors on CUDA", "another's")

@@ -169,7 +169,7 @@ def forward(call: Call, needs_grad: bool) -> tuple[RatioKl, Arguments]:
     logits = call.logp["logits"]
     on_cuda = getattr(logits, "is_cuda", False)
     with renamed("ratio_kl", NAMES, on_cuda):
-        found = _core.logp_forward(call.logp, needs_grad)
+        found = _core.logp_forward(call.logp, needs_grad, needs_grad)
     log_prob, *saved = found if needs_grad else (found,)
     ref = call.ref_logps
     if call.ref is not None:

@@ -18,7 +18,7 @@ _OPERANDS = ("a", "b", "bias")
 class _DetGemm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, bias: Any, arguments: Arguments) -> Any:
-        out = _core.det_gemm_forward(arguments)
+        out = _core.det_gemm_forward(arguments, False, *ctx.needs_input_grad[:3])
         save(ctx, "det_gemm", arguments)
         # Gradients of what was cast are the float32 sums, which autograd rounds if need be.
         ctx.sums = a is not arguments["a"], b is not arguments["b"]

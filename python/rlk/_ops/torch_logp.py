@@ -100,7 +100,7 @@ def _megatron_placeholder(weight: Any, accumulated: Any) -> Any:
 class _Logp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, arguments: Arguments) -> Any:
-        found = _results(ctx, "logp", arguments, _core.logp_forward(arguments, True), {})
+        found = _results(ctx, "logp", arguments, _core.logp_forward(arguments, True, True), {})
         # By now the core has seen that it is a flag.
         if arguments["inplace_backward"] and ctx.needs_input_grad[0]:
             ctx.claim = _claim(logits, arguments)

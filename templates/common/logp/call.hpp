@@ -182,6 +182,13 @@ void for_model_calls(LogpCallBase& call, const jit::Op& op, const jit::ModelShap
   }
 }
 
+// Makes a forward's call that of its gradients, as far as constants tell. `of_entropy`: where the
+// forward gives it, it will have a gradient.
+inline void set_gradients_of(LogpCallBase& call, bool of_entropy) {
+  call.pass = jit::Pass::bwd;
+  if (of_entropy && call.entropy.present()) call.grad_entropy = call.entropy;
+}
+
 // `matrix` [..., columns] gives the shape of tensors with one value per row, and the device; `name`
 // is its name. Throws InvalidArgument.
 void check_logp_rows(const LogpCallBase& call, const Tensor& matrix, const char* name);
