@@ -86,8 +86,37 @@ void split_tensors(const py::dict& arguments, const py::dict& tensors, const py:
   }
 }
 
-// Whether one of the arguments is a torch tensor that needs a gradient here, or may carry a
-// tangent. A call with torch tensors has imported torch; rlk never does.
+// Whether calls of torch pass through what sees operators alone: a mode such as FakeTensorMode or a
+// transform of torch.func. These have no public names; a torch without them is taken to be in none.
+bool is_in_mode() {
+  static PyObject* num_modes = nullptr;
+  static PyObject* has_transforms = nullptr;
+  if (num_modes == nullptr) num_modes = torch_member("torch._C", "_len_torch_dispatch_stack");
+  if (has_transforms == nullptr) {
+    has_transforms = torch_member("torch._C", "_are_functorch_transforms_active");
+  }
+  for (PyObject* const question : {num_modes, has_transforms}) {
+    if (question == nullptr) continue;
+    const auto answer = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(question));
+    if (!answer) throw py::error_already_set();
+    if (PyObject_IsTrue(answer.ptr()) == 1) return true;
+  }
+  return false;
+}
+
+// Whether something sees this call as operators alone, and one of the arguments is a torch tensor.
+bool is_watched(const py::dict& arguments) {
+  if (tensor_type() == nullptr || !is_in_mode()) return false;
+  PyObject *name = nullptr, *value = nullptr;
+  Py_ssize_t at = 0;
+  while (PyDict_Next(arguments.ptr(), &at, &name, &value)) {
+    if (PyObject_TypeCheck(value, tensor_type())) return true;
+  }
+  return false;
+}
+
+// Whether one of the arguments is a torch tensor that needs a gradient here, may carry a tangent,
+// or is seen by a mode or transform. A call with torch tensors has imported torch; rlk never does.
 bool needs_autograd(const py::dict& arguments) {
   static PyObject* is_grad_enabled = nullptr;
   static PyObject* forward_ad = nullptr;
@@ -104,8 +133,8 @@ bool needs_autograd(const py::dict& arguments) {
   // public name; a torch without it is taken to be outside.
   const auto level = py::reinterpret_steal<py::object>(PyObject_GetAttr(forward_ad, level_name));
   if (!level) PyErr_Clear();
-  const bool may_have_tangents = level && PyLong_AsLong(level.ptr()) >= 0;
-  if (!may_have_tangents) {
+  const bool may_be_more = (level && PyLong_AsLong(level.ptr()) >= 0) || is_in_mode();
+  if (!may_be_more) {
     const auto enabled = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(is_grad_enabled));
     if (!enabled) throw py::error_already_set();
     if (enabled.ptr() != Py_True) return false;
@@ -114,7 +143,7 @@ bool needs_autograd(const py::dict& arguments) {
   Py_ssize_t at = 0;
   while (PyDict_Next(arguments.ptr(), &at, &name, &value)) {
     if (!PyObject_TypeCheck(value, tensor_type())) continue;
-    if (may_have_tangents) return true;
+    if (may_be_more) return true;
     const auto needs = py::reinterpret_steal<py::object>(PyObject_GetAttr(value, requires_grad));
     if (!needs) throw py::error_already_set();
     if (needs.ptr() == Py_True) return true;
@@ -149,6 +178,7 @@ void bind_parameter_tables(py::module_& module) {
   module.def("parameters", parameters, py::arg("op"));
   module.def("needs_autograd", needs_autograd, py::arg("arguments"));
   module.def("is_autocast_enabled", is_autocast_enabled);
+  module.def("is_watched", is_watched, py::arg("arguments"));
   module.def("ready_torch", ready_torch);
   module.def(
       "local_tensor",

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rlk import _core
@@ -16,6 +17,18 @@ PARAMETERS: Mapping[str, Mapping[str, tuple[str, Any]]] = {
     op: {name: (kind, default) for name, kind, default in _core.parameters(op)}
     for op in _core.ops()
 }
+
+
+def _is_compiling() -> bool:
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and compiler.is_dynamo_compiling()
+
+
+#: Whether torch.compile is following this call, which must then reach an operator before it calls
+#: what is not Python. torch's own function where torch is there already: it takes less time.
+is_compiling: Callable[[], bool] = getattr(
+    getattr(_core.ready_torch(), "compiler", None), "is_dynamo_compiling", _is_compiling
+)
 
 
 def arguments_of(op: str, given: Arguments, names: Mapping[str, str]) -> Arguments:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlk import _core
-from rlk._ops.common import Arguments, Tensor
+from rlk._ops.common import Arguments, Tensor, is_compiling
 from rlk.errors import check_needs, fail, renamed, text
 
 #: Of linear: the arguments of det_gemm by the names they have there.
@@ -61,9 +61,15 @@ def det_gemm(
 
     out_ij = round(sum_k a_ik b_kj + bias_j).
     """
-    given = locals()
-    casts = _core.is_autocast_enabled()
-    if _core.needs_autograd(given):
+    given = {
+        "a": a,
+        "b": b,
+        "bias": bias,
+        "out_dtype": out_dtype,
+        "stream": stream,
+    }
+    casts = is_compiling() or _core.is_autocast_enabled()
+    if is_compiling() or _core.needs_autograd(given):
         from rlk._ops import torch_det_gemm
 
         return torch_det_gemm.det_gemm(given, casts)

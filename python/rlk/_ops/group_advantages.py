@@ -10,7 +10,7 @@ import numpy as np
 
 from rlk import _core
 from rlk._loss_options import as_float, is_integer
-from rlk._ops.common import Arguments, Tensor
+from rlk._ops.common import Arguments, Tensor, is_compiling
 from rlk._rules import advantage_rules, inf
 from rlk.errors import fail, text
 
@@ -68,7 +68,27 @@ def group_advantages(
     The formula is that of GRPO (Shao et al. 2024), Dr.GRPO (Liu et al. 2025), RLOO (Ahmadian et
     al. 2024).
     """
-    return _core.group_advantages(_arguments(locals()))
+    arguments = {
+        "rewards": rewards,
+        "samples_per_prompt": samples_per_prompt,
+        "group_boundaries": group_boundaries,
+        "dialect": dialect,
+        "normalize": normalize,
+        "ddof": ddof,
+        "eps": eps,
+        "eps_mode": eps_mode,
+        "group_of_one": group_of_one,
+        "stream": stream,
+    }
+    if is_compiling() or _core.is_watched(arguments):
+        from rlk._ops import torch_loss_operators
+
+        return torch_loss_operators.group_advantages(arguments)
+    return forward(arguments)
+
+
+def forward(given: Arguments) -> Tensor:
+    return _core.group_advantages(_arguments(given))
 
 
 def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:

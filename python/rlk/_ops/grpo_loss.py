@@ -11,7 +11,15 @@ from rlk import _core
 from rlk._loss_options import ELSEWHERE
 from rlk._metrics import float_metric
 from rlk._ops import grpo_rows, ppo_loss
-from rlk._ops.common import Arguments, Tensor, arguments_of, defaults, no_option, with_defaults
+from rlk._ops.common import (
+    Arguments,
+    Tensor,
+    arguments_of,
+    defaults,
+    is_compiling,
+    no_option,
+    with_defaults,
+)
 from rlk._ops.group_advantages import group_advantages, host_boundaries
 from rlk._ops.ratio_kl import expect_alike
 from rlk.errors import Fault, Unsupported, fail, renamed, shape_of
@@ -114,7 +122,35 @@ def grpo_loss(
 
     The formula is that of GRPO (Shao et al. 2024) with DAPO's token mean (Yu et al. 2025).
     """
-    arguments = locals()
+    arguments = {
+        "policy_logits": policy_logits,
+        "ref_logits": ref_logits,
+        "action_ids": action_ids,
+        "old_logps": old_logps,
+        "rewards": rewards,
+        "completion_mask": completion_mask,
+        "samples_per_prompt": samples_per_prompt,
+        "group_boundaries": group_boundaries,
+        "clip_eps": clip_eps,
+        "beta": beta,
+        "ref_logps": ref_logps,
+        "dialect": dialect,
+        "normalize": normalize,
+        "ddof": ddof,
+        "eps": eps,
+        "eps_mode": eps_mode,
+        "group_of_one": group_of_one,
+        "temperature": temperature,
+        "softcap": softcap,
+        "logit_scale": logit_scale,
+        "ignore_index": ignore_index,
+        "stream": stream,
+        "options": options,
+    }
+    if is_compiling() or _core.is_watched(arguments):
+        from rlk._ops import torch_loss_operators
+
+        return torch_loss_operators.grpo_loss(arguments)
     call = make_call(arguments)
     if _core.needs_autograd(arguments):
         from rlk._ops import torch_grpo_loss
@@ -247,13 +283,16 @@ def _differs(tensor: Tensor, value: int) -> Any:
     return (found if value == 0 else found.long()) != value  # -100 is no uint8
 
 
-def forward(call: Call, needs_grad: bool) -> tuple[Tensor, Tensor, Arguments, Tensor | None]:
+def forward(
+    call: Call, needs_grad: bool, makes_gradient: bool = True
+) -> tuple[Tensor, Tensor, Arguments, Tensor | None]:
     """(loss, ppo_loss's metrics that are floats, what a backward needs beside logp's arguments, the
-    gradient of policy_logits where it is made on the way)."""
+    gradient of policy_logits where it may be and is made on the way)."""
     options = call.loss.options
     logits, ids = call.logp["logits"], call.logp["target"]
     on_cuda = getattr(logits, "is_cuda", False)
-    in_one_look = needs_grad and grpo_rows.fits(call.logp, call.ref_logps, call.loss)
+    may_make = needs_grad and makes_gradient
+    in_one_look = may_make and grpo_rows.fits(call.logp, call.ref_logps, call.loss)
     entropy = log_probs = made = None
     if not in_one_look:
         arguments = {**call.logp, "return_entropy": options.needs_entropy}

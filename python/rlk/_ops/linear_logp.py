@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._ops.common import Arguments, Tensor, logp_result
+from rlk._ops.common import Arguments, Tensor, is_compiling, logp_result
 from rlk.errors import check_needs, fail, text
 
 
@@ -102,15 +102,35 @@ def linear_logp(
     (z_t - M) - log S, the entropy is log S - T / S, lse = M + log S, and sum_p2 =
     sum exp(2 (z - M)) / S^2.
     """
-    given = locals()
+    given = {
+        "hidden": hidden,
+        "weight": weight,
+        "target": target,
+        "bias": bias,
+        "temperature": temperature,
+        "softcap": softcap,
+        "logit_scale": logit_scale,
+        "mask": mask,
+        "ignore_index": ignore_index,
+        "return_entropy": return_entropy,
+        "return_lse": return_lse,
+        "return_stats": return_stats,
+        "saved_mib": saved_mib,
+        "entropy_grad": entropy_grad,
+        "accumulate_into": accumulate_into,
+        "lora": lora,
+        "compute_dtype": compute_dtype,
+        "stream": stream,
+    }
     if accumulate_into is not None:
         given["accumulate_into"] = _accumulator(weight, accumulate_into)
-    casts = compute_dtype is not None or _core.is_autocast_enabled()
+    asks = compute_dtype is not None or is_compiling()
+    casts = asks or _core.is_autocast_enabled()
     if lora is not None:
         from rlk._ops import torch_lora
 
         return logp_result(given, torch_lora.linear_logp(cast(given) if casts else given))
-    if _core.needs_autograd(given):
+    if is_compiling() or _core.needs_autograd(given):
         from rlk._ops import torch_logp
 
         return logp_result(given, torch_logp.linear_logp(given, casts))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlk import _core
-from rlk._ops.common import Arguments, Tensor, logp_result
+from rlk._ops.common import Arguments, Tensor, is_compiling, logp_result
 
 
 def logp(
@@ -57,8 +57,21 @@ def logp(
     (z_t - M) - log S, the entropy is log S - T / S, lse = M + log S, and sum_p2 =
     sum exp(2 (z - M)) / S^2.
     """
-    arguments = locals()
-    if _core.needs_autograd(arguments):
+    arguments = {
+        "logits": logits,
+        "target": target,
+        "temperature": temperature,
+        "softcap": softcap,
+        "logit_scale": logit_scale,
+        "mask": mask,
+        "ignore_index": ignore_index,
+        "return_entropy": return_entropy,
+        "return_lse": return_lse,
+        "return_stats": return_stats,
+        "inplace_backward": inplace_backward,
+        "stream": stream,
+    }
+    if is_compiling() or _core.needs_autograd(arguments):
         from rlk._ops import torch_logp
 
         return logp_result(arguments, torch_logp.logp(arguments))

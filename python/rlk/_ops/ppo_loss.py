@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rlk import _core
 from rlk._loss_options import NAMES, Resolved, resolve
 from rlk._metrics import Metrics, make_metrics
-from rlk._ops.common import PARAMETERS, Arguments, Tensor
+from rlk._ops.common import PARAMETERS, Arguments, Tensor, is_compiling
 from rlk.errors import check_needs, fail
 
 
@@ -104,7 +104,19 @@ def ppo_loss(
 
     The formulas, and where systems disagree, are in docs/ppo_loss.md.
     """
-    call = make_call(locals())
+    arguments = {
+        "log_probs": log_probs,
+        "old_log_probs": old_log_probs,
+        "advantages": advantages,
+        "loss_mask": loss_mask,
+        "stream": stream,
+        "options": options,
+    }
+    if is_compiling() or _core.is_watched(arguments):
+        from rlk._ops import torch_loss_operators
+
+        return torch_loss_operators.ppo_loss(arguments)
+    call = make_call(arguments)
     if _core.needs_autograd(call.arguments):
         from rlk._ops import torch_ppo_loss
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rlk import _core
 from rlk._loss_options import bounds, check_word
-from rlk._ops.common import Arguments, Tensor, arguments_of, with_defaults
+from rlk._ops.common import Arguments, Tensor, arguments_of, is_compiling, with_defaults
 from rlk._rules import inf
 from rlk.errors import fail, renamed, shape_of, text
 
@@ -75,7 +75,27 @@ def ratio_kl(
 
     k3 is Schulman's ("Approximating KL divergence", 2020), as GRPO takes it.
     """
-    arguments = locals()
+    arguments = {
+        "policy_logits": policy_logits,
+        "ref_logits": ref_logits,
+        "action_ids": action_ids,
+        "attention_mask": attention_mask,
+        "old_logps": old_logps,
+        "ref_logps": ref_logps,
+        "kl": kl,
+        "kl_gradient": kl_gradient,
+        "kl_clamp": kl_clamp,
+        "log_ratio_clamp": log_ratio_clamp,
+        "temperature": temperature,
+        "softcap": softcap,
+        "logit_scale": logit_scale,
+        "ignore_index": ignore_index,
+        "stream": stream,
+    }
+    if is_compiling() or _core.is_watched(arguments):
+        from rlk._ops import torch_loss_operators
+
+        return torch_loss_operators.ratio_kl(arguments)
     call = make_call(arguments)
     if _core.needs_autograd(arguments):
         from rlk._ops import torch_ratio_kl
@@ -114,7 +134,7 @@ def ratio_kl_backward(
     given = locals()
     call = make_call(with_defaults("ratio_kl", ratio_kl, given, given.pop("options")))
     _, saved = forward(call, True)
-    return gradient(grad_ratio, grad_kl, {**call.logp, **saved})
+    return gradient({**call.logp, **saved, "grad_ratio": grad_ratio, "grad_kl": grad_kl})
 
 
 def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
@@ -190,7 +210,7 @@ def forward(call: Call, needs_grad: bool) -> tuple[RatioKl, Arguments]:
     return RatioKl(ratio, kl), dict(zip(names, (*saved[2:], *slopes), strict=False))
 
 
-def gradient(grad_ratio: Tensor | None, grad_kl: Tensor | None, arguments: Arguments) -> Tensor:
-    """Of policy_logits, from logp's arguments and what a forward gave."""
-    grad = _core.ratio_kl_backward({**arguments, "grad_ratio": grad_ratio, "grad_kl": grad_kl})
+def gradient(arguments: Arguments) -> Tensor:
+    """Of policy_logits, from grad_ratio, grad_kl, logp's arguments and what a forward gave."""
+    grad = _core.ratio_kl_backward(arguments)
     return _core.logp_backward({**arguments, "grad_output": grad})

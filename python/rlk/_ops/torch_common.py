@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,16 +17,48 @@ from rlk.errors import Fault, Unsupported, fail
 _PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
-class Gradients(torch.autograd.Function):
+def through_operators() -> bool:
+    """Whether a call must be one of operators (torch_operators.py), as what follows it sees nothing
+    else: torch.compile and export, modes, the transforms of torch.func."""
+    functions: Any = torch._C  # these two have no public names
+    return (
+        torch.compiler.is_compiling()
+        or functions._len_torch_dispatch_stack() > 0
+        or functions._are_functorch_transforms_active()
+    )
+
+
+def refuse_vmap(op: str) -> NoReturn:
+    expected = "a call outside of torch.vmap, which jacrev is made of (no batching rule is there)"
+    raise Unsupported(Fault(op, "vmap", expected, "one inside"))
+
+
+class Function(torch.autograd.Function):
+    """One that torch.func.grad and vjp know. The op's name is its first input, and in ctx.op."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, op: str, *_: Any) -> NoReturn:
+        refuse_vmap(op)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
+        expected = "a call outside of torch.func.jvp (no forward-mode derivative is there)"
+        raise Unsupported(Fault(ctx.op, "jvp", expected, "one inside"))
+
+
+class Gradients(Function):
     """The gradients as a function of their inputs, so that a second derivative is an error.
 
     torch's once_differentiable leaves it out without a word where grad_output is a constant.
     """
 
     @staticmethod
-    def forward(ctx: Any, op: str, compute: Callable[[], Any], *inputs: Any) -> Any:
-        ctx.op = op
-        return compute()
+    def forward(op: str, compute: Callable[[Arguments], Any], given: Arguments, *_: Any) -> Any:
+        return compute(given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.op = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -35,9 +67,11 @@ class Gradients(torch.autograd.Function):
         )
 
 
-def once(op: str, compute: Callable[[], Any], *inputs: Any) -> Any:
-    """compute(), gradients of these inputs, a second derivative of which is an error."""
-    return Gradients.apply(op, compute, *inputs) if torch.is_grad_enabled() else compute()
+def once(op: str, compute: Callable[[Arguments], Any], given: Arguments, *inputs: Any) -> Any:
+    """compute(given), gradients of these inputs, a second derivative of which is an error."""
+    return (
+        Gradients.apply(op, compute, given, *inputs) if torch.is_grad_enabled() else compute(given)
+    )
 
 
 def check_operands(op: str, arguments: Arguments, names: tuple[str, ...]) -> list[Any]:
@@ -60,7 +94,6 @@ def check_operands(op: str, arguments: Arguments, names: tuple[str, ...]) -> lis
         if hasattr(operand, "device_mesh"):
             arguments[name] = _local(op, name, operand, names[0], first)
     refuse_tangents(op, arguments, names)
-    refuse_transforms(op, arguments, names)
     return [arguments[name] for name in names]
 
 
@@ -89,18 +122,6 @@ def refuse_tangents(op: str, arguments: Arguments, names: Iterable[str]) -> None
         if forward_ad.unpack_dual(operand).tangent is not None:
             expected = "a tensor without a tangent (no forward-mode derivative is there)"
             raise Unsupported(Fault(op, name, expected, "one with it"))
-
-
-def refuse_transforms(op: str, arguments: Arguments, names: tuple[str, ...]) -> None:
-    """Those of torch.func: torch's own error names no argument."""
-    functions: Any = torch._C
-    active = getattr(functions, "_are_functorch_transforms_active", None)  # has no public name
-    if active is None or not active():
-        return
-    wrapped = functions._functorch.is_functorch_wrapped_tensor
-    found = (n for n in names if isinstance(arguments[n], torch.Tensor) and wrapped(arguments[n]))
-    expected = "a tensor outside of the transforms of torch.func (torch.autograd.grad is there)"
-    raise Unsupported(Fault(op, next(found, names[0]), expected, "one inside"))
 
 
 #: The options of logits that are numbers, and what may be given for each.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from rlk import _core
 from rlk._ops.common import Arguments
 from rlk._ops.det_gemm import prepared
-from rlk._ops.torch_common import check_operands, once, restored, save
+from rlk._ops.torch_common import check_operands, once, restored, save, through_operators
 
 _OPERANDS = ("a", "b", "bias")
 
@@ -26,24 +27,41 @@ class _DetGemm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Any) -> Any:
-        arguments = restored(ctx)
-        operands = [arguments[name] for name in _OPERANDS]
-        a, b = operands[:2]
-        # A weight's gradient comes as the weight lies, so that no copy of it is made.
-        transposes_b = b.stride(0) == 1 and b.stride(1) != 1
+        needs = ctx.needs_input_grad[:3]
+        return *gradients(_core.det_gemm_backward, ctx, needs, ctx.sums, grad_output), None
 
-        def compute() -> Any:
-            given = {**arguments, "grad_output": grad_output.to(a.dtype)}
-            needs_a, needs_b, needs_bias, _ = ctx.needs_input_grad
-            grad_a, grad_b, grad_bias = _core.det_gemm_backward(
-                given, needs_a, needs_b, needs_bias, transposes_b, *ctx.sums
-            )
-            return grad_a, grad_b.T if transposes_b and grad_b is not None else grad_b, grad_bias
 
-        return *once("det_gemm", compute, grad_output, *operands), None
+def gradients(
+    run: Any, ctx: Any, needs: Sequence[bool], sums: Sequence[bool], grad_output: Any
+) -> Any:
+    """Of a, b and bias, those that are needed; `run`: the core's function or one of an operator;
+    `sums`: of a and of b the gradient is to be float32."""
+    arguments = restored(ctx)
+    operands = [arguments[name] for name in _OPERANDS]
+    b = operands[1]
+    # A weight's gradient comes as the weight lies, so that no copy of it is made.
+    transposes_b = b.stride(0) == 1 and b.stride(1) != 1
+
+    def compute(given: Arguments) -> Any:
+        rounded = given["grad_output"].to(given["a"].dtype)
+        grad_a, grad_b, grad_bias = run(
+            {**given, "grad_output": rounded}, *needs, transposes_b, *sums
+        )
+        return grad_a, grad_b.T if transposes_b and grad_b is not None else grad_b, grad_bias
+
+    given = {**arguments, "grad_output": grad_output}
+    return once("det_gemm", compute, given, grad_output, *operands)
+
+
+def operands_of(arguments: Arguments) -> list[Any]:
+    """a, b and bias, where autograd can take the call."""
+    return check_operands("det_gemm", arguments, _OPERANDS)
 
 
 def det_gemm(given: Arguments, casts: bool) -> Any:
     """`casts`: operands may be cast; their gradients are those of what is given."""
-    operands = check_operands("det_gemm", given, _OPERANDS)
-    return _DetGemm.apply(*operands, prepared(given, casts))
+    if through_operators():
+        from rlk._ops import torch_det_gemm_operators
+
+        return torch_det_gemm_operators.det_gemm(given)
+    return _DetGemm.apply(*operands_of(given), prepared(given, casts))

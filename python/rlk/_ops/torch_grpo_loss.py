@@ -35,10 +35,10 @@ class _GrpoLoss(torch.autograd.Function):
         # Given once: whoever has it may write to it, which is no change of what was saved.
         into, ctx.is_given = None if ctx.is_given else made.data, True
 
-        def compute() -> Any:
-            return gradient(scaled(arguments, upstream), into, upstream)
+        def compute(given: Arguments) -> Any:
+            return gradient(scaled(given, upstream), into, upstream)
 
-        return once("grpo_loss", compute, upstream, arguments["logits"]), None
+        return once("grpo_loss", compute, arguments, upstream, arguments["logits"]), None
 
 
 def grpo_loss(call: Call, arguments: Arguments) -> GrpoLoss:

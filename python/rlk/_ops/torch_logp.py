@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from rlk import _core
 from rlk._ops.common import Arguments
 from rlk._ops.linear_logp import cast
-from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
+from rlk._ops.torch_common import (
+    check_operands,
+    once,
+    refuse_options,
+    restored,
+    save,
+    through_operators,
+)
 from rlk.errors import Fault, Unsupported, fail, text
 
 
@@ -46,7 +54,7 @@ class _LinearLogp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        arguments = _backward_arguments(ctx, upstream)
+        arguments = backward_arguments(ctx, upstream)
         if arguments is None:
             return (None,) * 4
         kept = arguments.pop("kept")
@@ -54,11 +62,9 @@ class _LinearLogp(torch.autograd.Function):
             arguments.update(ctx.kept.take(kept))
         arguments["accumulate_into"] = ctx.accumulate_into
 
-        def compute() -> Any:
-            return _core.linear_logp_backward(arguments, *ctx.needs_input_grad[:3], *ctx.sums)
-
-        operands = (arguments[name] for name in ("hidden", "weight", "bias"))
-        hidden, weight, bias = once("linear_logp", compute, *upstream[:3], *operands)
+        needs = ctx.needs_input_grad[:3]
+        run = _core.linear_logp_backward
+        hidden, weight, bias = linear_logp_gradients(run, arguments, needs, ctx.sums)
         if ctx.accumulate_into is not None:
             torch.autograd.graph.increment_version(ctx.accumulate_into)
             weight = _megatron_placeholder(ctx.weight(), ctx.accumulate_into)
@@ -108,7 +114,7 @@ class _Logp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        arguments = _backward_arguments(ctx, upstream)
+        arguments = backward_arguments(ctx, upstream)
         if arguments is None:
             return None, None
         logits, in_place = arguments["logits"], arguments["inplace_backward"]
@@ -120,7 +126,7 @@ class _Logp(torch.autograd.Function):
                     "a backward without create_graph=True, which needs the logits again",
                 )
             )
-        grad = once("logp", lambda: _core.logp_backward(arguments), *upstream[:3], logits)
+        grad = logp_gradient(_core.logp_backward, arguments)
         if in_place:
             # Whoever saved the logits is told that they are gone: torch raises there.
             torch.autograd.graph.increment_version(logits)
@@ -190,7 +196,7 @@ def _results(ctx: Any, op: str, arguments: Arguments, found: Any, saved: Argumen
     return log_prob, entropy, lse, *stats
 
 
-def _backward_arguments(ctx: Any, upstream: tuple[Any, ...]) -> Arguments | None:
+def backward_arguments(ctx: Any, upstream: tuple[Any, ...]) -> Arguments | None:
     """None where no output has a gradient."""
     grad_output, grad_entropy, grad_lse = upstream[:3]  # statistics have none
     if grad_output is grad_entropy is grad_lse is None:
@@ -200,6 +206,24 @@ def _backward_arguments(ctx: Any, upstream: tuple[Any, ...]) -> Arguments | None
     return arguments
 
 
+_UPSTREAM = ("grad_output", "grad_entropy", "grad_lse")
+
+
+def linear_logp_gradients(
+    run: Any, arguments: Arguments, needs: Sequence[bool], sums: Sequence[bool]
+) -> Any:
+    """Those that are needed of hidden, weight and bias; `run`: the core's function or one of an
+    operator; `sums`: of hidden and of weight the gradient is to be float32."""
+    inputs = (arguments[name] for name in (*_UPSTREAM, "hidden", "weight", "bias"))
+    return once("linear_logp", lambda given: run(given, *needs, *sums), arguments, *inputs)
+
+
+def logp_gradient(run: Any, arguments: Arguments) -> Any:
+    """That of the logits."""
+    inputs = (arguments[name] for name in (*_UPSTREAM, "logits"))
+    return once("logp", run, arguments, *inputs)
+
+
 def _found(outputs: Any) -> Any:
     """(log_prob, entropy, lse), None where not asked for, and the statistics where they are."""
     return outputs if len(outputs) == 3 else (*outputs[:3], outputs[3:])
@@ -207,14 +231,13 @@ def _found(outputs: Any) -> Any:
 
 def linear_logp(given: Arguments, casts: bool) -> Any:
     """`casts`: operands may be cast; their gradients are those of what is given."""
-    operands = check_operands("linear_logp", given, ("hidden", "weight", "bias"))
+    if through_operators():
+        from rlk._ops import torch_logp_operators
+
+        return _found(torch_logp_operators.linear_logp(given))
+    operands = linear_logp_operands(given)
     arguments = cast(given) if casts else given
-    refuse_options("linear_logp", arguments)
     into = arguments["accumulate_into"]
-    if into is not None and not arguments["weight"].requires_grad:
-        fail("linear_logp", "accumulate_into", "None where weight needs no gradient", "a tensor")
-    if into is not None and not isinstance(into, torch.Tensor):
-        fail("linear_logp", "accumulate_into", "a torch tensor, as weight is one", text(into))
     for name in ("hidden", "weight", "bias"):
         # The core sees the copy alone.
         if given[name] is not arguments[name] and _shares(into, given[name]):
@@ -223,10 +246,31 @@ def linear_logp(given: Arguments, casts: bool) -> Any:
     return _found(_LinearLogp.apply(*operands, arguments))
 
 
+def linear_logp_operands(arguments: Arguments) -> list[Any]:
+    """hidden, weight and bias, where autograd can take the call."""
+    operands = check_operands("linear_logp", arguments, ("hidden", "weight", "bias"))
+    refuse_options("linear_logp", arguments)
+    into = arguments["accumulate_into"]
+    if into is not None and not arguments["weight"].requires_grad:
+        fail("linear_logp", "accumulate_into", "None where weight needs no gradient", "a tensor")
+    if into is not None and not isinstance(into, torch.Tensor):
+        fail("linear_logp", "accumulate_into", "a torch tensor, as weight is one", text(into))
+    return operands
+
+
 def logp(arguments: Arguments) -> Any:
+    if through_operators():
+        from rlk._ops import torch_logp_operators
+
+        return _found(torch_logp_operators.logp(arguments))
+    return _found(_Logp.apply(*logp_operands(arguments), arguments))
+
+
+def logp_operands(arguments: Arguments) -> list[Any]:
+    """The logits, where autograd can take the call."""
     given = arguments["logits"]
-    (logits,) = check_operands("logp", arguments, ("logits",))
-    if logits is not given and arguments["inplace_backward"]:
+    operands = check_operands("logp", arguments, ("logits",))
+    if operands[0] is not given and arguments["inplace_backward"]:
         fail("logp", "inplace_backward", "False for a DTensor", "True")
     refuse_options("logp", arguments)
-    return _found(_Logp.apply(logits, arguments))
+    return operands

@@ -14,9 +14,9 @@ import torch
 
 from rlk import _core
 from rlk._ops.common import Arguments
-from rlk._ops.torch_common import check_operands, once, refuse_options
-from rlk._ops.torch_logp import _backward_arguments, _found, _results
-from rlk.errors import fail, text
+from rlk._ops.torch_common import check_operands, once, refuse_options, through_operators
+from rlk._ops.torch_logp import _found, _results, backward_arguments
+from rlk.errors import Fault, Unsupported, fail, text
 
 #: Logits that a backward keeps at once for B's gradient, 256 MiB in 16 bits. Sums over rows are cut
 #: there, so it is no setting.
@@ -140,18 +140,18 @@ class _LoraLogp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        arguments = _backward_arguments(ctx, upstream)
+        arguments = backward_arguments(ctx, upstream)
         if arguments is None:
             return (None,) * 6
         columns = ctx.columns
         operands = [arguments[name] for name in ("hidden", "first", "second", "bias")]
 
-        def compute() -> Any:
-            columns.write(ctx.matrix, arguments["second"])
-            given = {**arguments, "weight": ctx.matrix}
+        def compute(given: Arguments) -> Any:
+            columns.write(ctx.matrix, given["second"])
+            given = {**given, "weight": ctx.matrix}
             return _gradients(given, columns, ctx.scale, *ctx.needs_input_grad[:4])
 
-        return *once("linear_logp", compute, *upstream[:3], *operands), None, None
+        return *once("linear_logp", compute, arguments, *upstream[:3], *operands), None, None
 
 
 def _inactive(rows: Any, arguments: Arguments) -> Any:
@@ -301,6 +301,9 @@ def _check(arguments: Arguments) -> tuple[Any, Any, float]:
 
 
 def linear_logp(arguments: Arguments) -> Any:
+    if through_operators():
+        expected = "None in torch.compile, in a transform of torch.func and in a mode"
+        raise Unsupported(Fault("linear_logp", "lora", expected, "an adapter"))
     hidden, _, bias = check_operands("linear_logp", arguments, ("hidden", "weight", "bias"))
     refuse_options("linear_logp", arguments)
     first, second, scale = _check(arguments)

@@ -26,12 +26,8 @@ class _RatioKl(torch.autograd.Function):
     def backward(ctx: Any, grad_ratio: Any, grad_kl: Any) -> Any:
         if grad_ratio is None and grad_kl is None:
             return None, None
-        arguments = restored(ctx)
-
-        def compute() -> Any:
-            return gradient(grad_ratio, grad_kl, arguments)
-
-        return once("ratio_kl", compute, grad_ratio, grad_kl, arguments["logits"]), None
+        arguments = {**restored(ctx), "grad_ratio": grad_ratio, "grad_kl": grad_kl}
+        return once("ratio_kl", gradient, arguments, grad_ratio, grad_kl, arguments["logits"]), None
 
 
 def ratio_kl(call: Call, arguments: Arguments) -> RatioKl:

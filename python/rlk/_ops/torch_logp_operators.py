@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""linear_logp and logp as operators of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlk import _core
+from rlk._ops.common import Arguments
+from rlk._ops.linear_logp import cast, linear_logp_backward
+from rlk._ops.linear_logp import linear_logp as linear_logp_function
+from rlk._ops.logp import logp as logp_function
+from rlk._ops.logp import logp_backward
+from rlk._ops.torch_common import save
+from rlk._ops.torch_logp import (
+    backward_arguments,
+    linear_logp_gradients,
+    linear_logp_operands,
+    logp_gradient,
+    logp_operands,
+)
+from rlk._ops.torch_operators import Operator, Rules, differentiable, expect_shape, words_of
+from rlk.errors import Fault, Unsupported, fail
+
+_OPERANDS = ("hidden", "weight", "bias")
+_FLAGS = (*(f"needs_{name}" for name in _OPERANDS), "sums_of_hidden", "sums_of_weight")
+_ROWS = ("log_prob", "row_max", "row_log_sum", "entropy")  # saved for a backward
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _listed(found: Any) -> list[Any]:
+    """What a forward of the core has found, as an operator returns it."""
+    if not isinstance(found, tuple):
+        return [found]
+    stats = found[-1] if isinstance(found[-1], tuple) else ()
+    return [tensor for tensor in (*found[:3], *stats, *found[3:5]) if tensor is not None]
+
+
+def _unlisted(arguments: Arguments, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """(log_prob, entropy, lse, *statistics, *saved) of such a list, None for what is not there."""
+    others = iter(tensors)
+    log_prob = next(others)
+    entropy = next(others) if arguments["return_entropy"] else None
+    lse = next(others) if arguments["return_lse"] else None
+    return log_prob, entropy, lse, *others
+
+
+def _empty(op: str, matrix: Any, arguments: Arguments) -> list[Any]:
+    """The results of a forward without their values."""
+    if matrix.ndim == 0 or matrix.dtype not in _DTYPES:
+        name = next(name for name, value in arguments.items() if value is matrix)
+        got = f"{str(matrix.dtype).removeprefix('torch.')} {list(matrix.shape)}"
+        fail(op, name, "float32, bfloat16 or float16 of one axis or more", got)
+    rows = matrix.shape[:-1]
+    expect_shape(op, "target", arguments["target"], rows, "one id per row")
+    if arguments["mask"] is not None:
+        expect_shape(op, "mask", arguments["mask"], rows, "one value per row")
+    kinds = [torch.float32] * (1 + arguments["return_entropy"] + arguments["return_lse"])
+    if arguments["return_stats"]:
+        kinds += [torch.float32, torch.int64, torch.float32, torch.float32]
+    kinds += [torch.float32] * (2 * arguments["save"])
+    return [matrix.new_empty(rows, dtype=kind) for kind in kinds]
+
+
+def _forward(arguments: Arguments) -> list[Any]:
+    return _listed(_core.linear_logp_forward(arguments, arguments["save"]))
+
+
+def _fake_forward(arguments: Arguments) -> list[Any]:
+    hidden, weight, bias = (arguments[name] for name in _OPERANDS)
+    if weight.dtype != hidden.dtype:
+        expected = f"dtype {str(hidden.dtype).removeprefix('torch.')} (that of {{hidden}})"
+        fail("linear_logp", "weight", expected, str(weight.dtype).removeprefix("torch."))
+    found = _empty("linear_logp", hidden, arguments)
+    columns = weight.shape[:1] if weight.ndim else ("V",)
+    expect_shape("linear_logp", "weight", weight, (*columns, hidden.shape[-1]), "that of {hidden}")
+    if bias is not None:
+        expect_shape("linear_logp", "bias", bias, columns, "one value per column")
+    return found
+
+
+def _is_there(arguments: Arguments) -> list[bool]:
+    """Which gradients of hidden, weight and bias a backward returns."""
+    accumulates = arguments["accumulate_into"] is not None
+    needs = [arguments[f"needs_{name}"] for name in _OPERANDS]
+    return [needs[0], needs[1] and not accumulates, needs[2]]
+
+
+def _backward(arguments: Arguments) -> tuple[Any, ...]:
+    grads = _core.linear_logp_backward(arguments, *(arguments[name] for name in _FLAGS))
+    nothing = arguments["hidden"].new_empty
+    return tuple(nothing(0) if grad is None else grad for grad in grads)
+
+
+def _fake_backward(arguments: Arguments) -> tuple[Any, ...]:
+    # The core's gradients are dense, however what they are of lies.
+    return tuple(
+        arguments["hidden"].new_empty(0)
+        if not is_there
+        else arguments[name].new_empty(
+            arguments[name].shape,
+            dtype=torch.float32 if arguments.get(f"sums_of_{name}") else None,
+        )
+        for name, is_there in zip(_OPERANDS, _is_there(arguments), strict=True)
+    )
+
+
+_SAVE = "bool save=False"
+_SAVED = [f"Tensor? {name}=None" for name in _ROWS]
+
+_run_linear_logp_forward = Operator(
+    "_linear_logp_forward", "linear_logp", [*words_of(linear_logp_function), _SAVE], "Tensor[]"
+)
+_run_linear_logp_forward.is_kernel(_forward, _fake_forward)
+_run_linear_logp_backward, _run_accumulate = (
+    Operator(
+        f"_linear_logp_{name}",
+        "linear_logp",
+        [
+            *words_of(linear_logp_backward),
+            *_SAVED,
+            *(f"bool {name}=False" for name in _FLAGS),
+        ],
+        "(Tensor, Tensor, Tensor)",  # of no elements where not needed
+        written,
+    )
+    for name, written in (("backward", None), ("accumulate", "accumulate_into"))
+)
+_run_linear_logp_backward.is_kernel(_backward, _fake_backward)
+_run_accumulate.is_kernel(_backward, _fake_backward)
+_run_logp_forward = Operator("_logp_forward", "logp", [*words_of(logp_function), _SAVE], "Tensor[]")
+_run_logp_forward.is_kernel(
+    lambda given: _listed(_core.logp_forward(given, given["save"])),
+    lambda given: _empty("logp", given["logits"], given),
+)
+_run_logp_backward = Operator(
+    "_logp_backward", "logp", [*words_of(logp_backward), *_SAVED], "Tensor"
+)
+_run_logp_backward.is_kernel(
+    _core.logp_backward, lambda given: given["logits"].new_empty(given["logits"].shape)
+)
+
+
+def _save(ctx: Any, arguments: Arguments, found: tuple[Any, ...]) -> None:
+    log_prob, entropy, _, *others = found
+    ctx.mark_non_differentiable(*others)
+    row_max, row_log_sum = others[-2:]
+    rows = (log_prob, row_max, row_log_sum, entropy)
+    save(ctx, ctx.op, arguments, dict(zip(_ROWS, rows, strict=True)))
+
+
+def _linear_logp_gradients(ctx: Any, needs: Sequence[bool], *upstream: Any) -> Any:
+    arguments = backward_arguments(ctx, upstream)
+    if arguments is None:
+        return (None,) * 3
+
+    def run(given: Arguments, *flags: bool) -> tuple[Any, ...]:
+        asked = {**given, **dict(zip(_FLAGS, flags, strict=True))}
+        accumulates = given["accumulate_into"] is not None
+        grads = (_run_accumulate if accumulates else _run_linear_logp_backward)(asked)
+        is_there = _is_there(asked)
+        return tuple(grad if there else None for grad, there in zip(grads, is_there, strict=True))
+
+    sums = arguments["sums_of_hidden"], arguments["sums_of_weight"]
+    return linear_logp_gradients(run, arguments, needs, sums)
+
+
+def _logp_gradients(ctx: Any, needs: Sequence[bool], *upstream: Any) -> Any:
+    arguments = backward_arguments(ctx, upstream)
+    return (None if arguments is None else logp_gradient(_run_logp_backward, arguments),)
+
+
+_LINEAR_LOGP = Rules(
+    "linear_logp",
+    lambda given, save: _unlisted(given, _run_linear_logp_forward({**given, "save": save})),
+    _save,
+    _linear_logp_gradients,
+)
+_LOGP = Rules(
+    "logp",
+    lambda given, save: _unlisted(given, _run_logp_forward({**given, "save": save})),
+    _save,
+    _logp_gradients,
+)
+
+
+def _outputs(arguments: Arguments, found: tuple[Any, ...]) -> list[Any]:
+    """Of what is found, what is no backward's alone."""
+    count = 3 + 4 * arguments["return_stats"]
+    return [tensor for tensor in found[:count] if tensor is not None]
+
+
+def _linear_logp(given: Arguments) -> list[Any]:
+    operands = linear_logp_operands(given)
+    arguments = cast(given)
+    # Gradients of what was cast are the float32 sums, which autograd rounds if need be.
+    sums = {f"sums_of_{n}": given[n] is not arguments[n] for n in ("hidden", "weight")}
+    return _outputs(given, differentiable(_LINEAR_LOGP, {**arguments, **sums}, *operands))
+
+
+def _logp(arguments: Arguments) -> list[Any]:
+    if arguments["inplace_backward"]:
+        expected = "False in a compiled or transformed call, in which torch owns the memory"
+        raise Unsupported(Fault("logp", "inplace_backward", expected, "True"))
+    return _outputs(arguments, differentiable(_LOGP, arguments, *logp_operands(arguments)))
+
+
+_linear_logp_operator = Operator(
+    "linear_logp", "linear_logp", words_of(linear_logp_function), "Tensor[]"
+)
+_linear_logp_operator.is_composite(_linear_logp)
+_logp_operator = Operator("logp", "logp", words_of(logp_function), "Tensor[]")
+_logp_operator.is_composite(_logp)
+
+
+def linear_logp(arguments: Arguments) -> tuple[Any, ...]:
+    """(log_prob, entropy, lse, *statistics), None for what is not asked for."""
+    into = arguments["accumulate_into"]
+    if into is not None and hasattr(arguments["weight"], "grad_added_to_main_grad"):
+        expected = "None in torch.compile and the like where Megatron-LM's hook is to be told"
+        raise Unsupported(Fault("linear_logp", "accumulate_into", expected, "a tensor"))
+    return _unlisted(arguments, _linear_logp_operator(arguments))
+
+
+def logp(arguments: Arguments) -> tuple[Any, ...]:
+    return _unlisted(arguments, _logp_operator(arguments))
