@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rlk._ops.common import Arguments
+from rlk._ops.torch_common import through_operators
 from rlk.errors import fail, text
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -35,10 +36,13 @@ def cast(op: str, given: Arguments, names: tuple[str, str], compute_dtype: Any =
     if dtype is None or dtype not in _CASTABLE:
         return given
     cast_arguments = dict(given)
+    is_traced = through_operators()  # tensors that stand for others: no memory and no cache
     for name in names:
         matrix = given[name]
-        if isinstance(matrix, torch.Tensor) and matrix.dtype in _CASTABLE and _has_memory(matrix):
-            is_cached = name == names[1] and dtype == asked
+        if not isinstance(matrix, torch.Tensor) or matrix.dtype not in _CASTABLE:
+            continue
+        if is_traced or _has_memory(matrix):
+            is_cached = name == names[1] and dtype == asked and not is_traced
             cast_arguments[name] = _cached(matrix, dtype) if is_cached else matrix.to(dtype)
     bias = given["bias"]
     if isinstance(bias, torch.Tensor) and bias.dtype in _CASTABLE and bias.dtype != dtype:

@@ -106,7 +106,8 @@ def test_export(case, strict):
             return case.outputs(*inputs)
 
     exported = torch.export.export(Model(), case.inputs(needs_grad=False), strict=strict)
-    assert any("rlk" in str(node.target) for node in exported.graph.nodes)
+    graphs = [part.graph for part in exported.graph_module.modules() if hasattr(part, "graph")]
+    assert any("rlk" in str(node.target) for graph in graphs for node in graph.nodes)
     want = case.outputs(*case.inputs(needs_grad=False))
     expect_same(exported.module()(*case.inputs(needs_grad=False)), want)
     lower = exported.run_decompositions()
@@ -147,3 +148,13 @@ def test_torch_func_is_refused_in_words(case, transform):
     words = {"jvp": "tangent|jvp", "jacfwd": "tangent|jvp|vmap", "second": "one derivative"}
     with pytest.raises(rlk.Unsupported, match=words.get(transform, "vmap")):
         calls()
+
+
+def test_by_name_after_one_import():
+    from rlk import operators
+
+    assert not operators.__all__
+    given = CASES["logp"].inputs()
+    assert same_bits(torch.ops.rlk.logp(*given)[0].detach(), CASES["logp"].call(*given).detach())
+    for name in ("linear_logp", "det_gemm", "ppo_loss", "grpo_loss", "ratio_kl"):
+        assert hasattr(torch.ops.rlk, name)
