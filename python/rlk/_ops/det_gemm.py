@@ -163,7 +163,7 @@ def prepared(given: Arguments, casts: bool) -> Arguments:
     if casts and hasattr(given["a"], "requires_grad"):
         from rlk._ops import torch_cast
 
-        given = torch_cast.cast("det_gemm", given, ("a", "b"))
+        given = torch_cast.cast("det_gemm", given, ("a", "b"), given.get("compute_dtype"))
     asked = given["out_dtype"]
     if asked is None:
         return given

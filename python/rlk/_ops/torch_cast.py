@@ -50,6 +50,14 @@ def cast(op: str, given: Arguments, names: tuple[str, str], compute_dtype: Any =
     return cast_arguments
 
 
+def autocast_dtype(matrix: Any) -> torch.dtype | None:
+    """What autocast says for this device, as a compute_dtype: an exported program has an operator's
+    arguments, but need not have the region that it was called in."""
+    kind = matrix.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
+
+
 def _dtype_of(op: str, given: Any) -> torch.dtype:
     name = given if isinstance(given, str) else str(given).removeprefix("torch.")
     if name not in _DTYPES or not isinstance(given, (str, torch.dtype)):

@@ -12,6 +12,7 @@ from rlk import _core
 from rlk._ops.common import Arguments
 from rlk._ops.det_gemm import det_gemm as det_gemm_function
 from rlk._ops.det_gemm import det_gemm_backward, prepared
+from rlk._ops.torch_cast import autocast_dtype
 from rlk._ops.torch_common import save
 from rlk._ops.torch_det_gemm import gradients, operands_of
 from rlk._ops.torch_operators import Operator, Rules, differentiable, expect_shape, words_of
@@ -86,5 +87,11 @@ def _det_gemm(given: Arguments) -> Any:
     return differentiable(_RULES, {**arguments, **sums}, *operands)[0]
 
 
-det_gemm = Operator("det_gemm", "det_gemm", words_of(det_gemm_function), "Tensor")
-det_gemm.is_composite(_det_gemm)
+_operator = Operator(
+    "det_gemm", "det_gemm", [*words_of(det_gemm_function), "str? compute_dtype=None"], "Tensor"
+)
+_operator.is_composite(_det_gemm)
+
+
+def det_gemm(given: Arguments) -> Any:
+    return _operator({**given, "compute_dtype": autocast_dtype(given["a"])})

@@ -14,6 +14,7 @@ from rlk._ops.linear_logp import cast, linear_logp_backward
 from rlk._ops.linear_logp import linear_logp as linear_logp_function
 from rlk._ops.logp import logp as logp_function
 from rlk._ops.logp import logp_backward
+from rlk._ops.torch_cast import autocast_dtype
 from rlk._ops.torch_common import save
 from rlk._ops.torch_logp import (
     backward_arguments,
@@ -222,6 +223,8 @@ def linear_logp(arguments: Arguments) -> tuple[Any, ...]:
     if into is not None and hasattr(arguments["weight"], "grad_added_to_main_grad"):
         expected = "None in torch.compile and the like where Megatron-LM's hook is to be told"
         raise Unsupported(Fault("linear_logp", "accumulate_into", expected, "a tensor"))
+    if arguments["compute_dtype"] is None:
+        arguments = {**arguments, "compute_dtype": autocast_dtype(arguments["hidden"])}
     return _unlisted(arguments, _linear_logp_operator(arguments))
 
 

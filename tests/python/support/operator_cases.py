@@ -169,6 +169,11 @@ def in_autocast(x: Any, weight: Any) -> Any:
         return rlk.jit.linear(x, weight)
 
 
+def logp_in_autocast(hidden: Any, weight: Any, target: Any) -> Any:
+    with torch.autocast(devices.torch_name(), dtype=torch.bfloat16):
+        return rlk.jit.linear_logp(hidden, weight, target)
+
+
 CASES |= {
     "det_gemm": Case(lambda a, b, bias: rlk.jit.det_gemm(a, b, bias), ((3, 5, 8), (8, 6), (6,)), 3),
     "linear": Case(lambda x, weight: rlk.jit.linear(x, weight), ((3, 5, 8), (6, 8)), 2),
@@ -180,6 +185,9 @@ CASES |= {
         ((*ROWS, DIM), (VOCAB, DIM)),
         2,
         lambda: (ids(),),
+    ),
+    "linear_logp in autocast": Case(
+        logp_in_autocast, ((*ROWS, DIM), (VOCAB, DIM)), 2, lambda: (ids(),)
     ),
     "ppo_loss": Case(
         lambda log_probs, old, adv: rlk.jit.ppo_loss(log_probs, old, adv).loss,
