@@ -49,6 +49,24 @@ def test_compile():
     torch._dynamo.reset()
 
 
+def test_compiled_whole_into_cuda_graphs():
+    torch._dynamo.reset()
+    compiled = torch.compile(loss_of, mode="reduce-overhead", fullgraph=True)
+
+    def run(_, given):
+        for number in range(3):  # the first calls warm up and capture
+            torch.compiler.cudagraph_mark_step_begin()
+            for name in NAMES:
+                given[name].grad = None
+            found = compiled(given)
+            if number < 2:
+                found.backward()
+        return found
+
+    expect_same_gradients(run)
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing(use_reentrant):
     def run(function, given):
