@@ -29,7 +29,7 @@ struct DetGemmTile {
 constexpr DetGemmTile kDetGemmTiles[] = {
     {"128x192", 128, 192, kDetGemmSm90, 1.0},  // in a kernel's name it is left out
     {"128x256", 128, 256, kDetGemmSm90, 1.025},
-    {"64x128", 64, 128, kDetGemmSm90, 1.15},
+    {"64x128", 64, 128, kDetGemmSm90 | kDetGemmFp32, 1.15},
     {"64x32", 64, 32, kDetGemmSm90, 1.9},
     {"64x64", 64, 64, kDetGemmSm90 | kDetGemmSm80 | kDetGemmFp32, 1.5},
     {"256x128", 256, 128, kDetGemmSm80, 1.0},
@@ -52,7 +52,7 @@ constexpr int det_gemm_first_tile(DetGemmLoop loop) {
 // shared_limit: most shared bytes a block of the target may have (99, 163 or 227 KiB).
 constexpr CudaTile det_gemm_cuda_tile(DetGemmLoop loop, int tile, int shared_limit) {
   const auto& t = kDetGemmTiles[tile < 0 ? det_gemm_first_tile(loop) : tile];
-  return loop == kDetGemmFp32        ? CudaTile{t.rows, t.cols, 32, 2, 4, 2, 1}
+  return loop == kDetGemmFp32        ? CudaTile{t.rows, t.cols, 32, 3, 4, 2, 1}
          : t.rows == 64              ? CudaTile{t.rows, t.cols, 64, 4, 2, 2, 1}
          : shared_limit >= 227 << 10 ? CudaTile{t.rows, t.cols, 64, 4, 4, 2, 1}
          : shared_limit >= 163 << 10 ? CudaTile{t.rows, t.cols, 64, 3, 4, 2, 1}

@@ -10,7 +10,7 @@ using T = Element<kX>::Type;
 constexpr DetGemmLoop kLoop = kX == kFloat32 ? kDetGemmFp32 : kDetGemmSm80;
 constexpr CudaTile kTileShape = det_gemm_cuda_tile(kLoop, kTile, RLK_SHARED_LIMIT);
 using TileShape = Shape<kTileShape.rows, kTileShape.cols, kTileShape.k, kTileShape.stages,
-                        kTileShape.warp_rows, kTileShape.warp_cols>;
+                        kTileShape.warp_rows, kTileShape.warp_cols, (kOut >= 0)>;
 constexpr int kChunk = 16 / sizeof(T);  // elements that one copy moves
 
 RLK_DEVICE int out_kind(const Args& a) { return kOut >= 0 ? kOut : a.out_kind; }
@@ -25,11 +25,11 @@ struct LoopOf<0, 1> {
 };
 template <>
 struct LoopOf<1, 0> {
-  // With more stages this one spills.
-  struct TwoStages : TileShape {
-    static constexpr int kStages = 2;
+  // With more stages that of mma.sync spills.
+  struct FewStages : TileShape {
+    static constexpr int kStages = kX == kFloat32 ? TileShape::kStages : 2;
   };
-  using Type = Loops<kX, TwoStages>::LK;
+  using Type = Loops<kX, FewStages>::LK;
 };
 template <>
 struct LoopOf<1, 1> {

@@ -8,8 +8,9 @@
 namespace rlk {
 
 constexpr CudaTile kGradientTile = linear_logp_cuda_gradient_tile(kX, RLK_SHARED_LIMIT);
-using GradientShape = Shape<kGradientTile.rows, kGradientTile.cols, kGradientTile.k,
-                            kGradientTile.stages, kGradientTile.warp_rows, kGradientTile.warp_cols>;
+using GradientShape =
+    Shape<kGradientTile.rows, kGradientTile.cols, kGradientTile.k, kGradientTile.stages,
+          kGradientTile.warp_rows, kGradientTile.warp_cols, (kD >= 0)>;
 constexpr int kChunk = 16 / sizeof(T);  // elements that one copy moves
 
 RLK_DEVICE Int64 padded_dim(const Args& a) { return ceil_div(dim(a), kChunk) * kChunk; }

@@ -13,14 +13,14 @@ namespace rlk {
 // the target may have (99, 163 or 227 KiB). Results do not depend on any of it but the leaf.
 // Logits: one leaf wide, warps of 64 x 96 so that shared memory keeps up with mma.sync.
 constexpr CudaTile linear_logp_cuda_logits_tile(int x, int shared_limit) {
-  return x == 1                      ? CudaTile{64, 192, 32, 2, 4, 2, 1}
+  return x == 1 ? CudaTile{64, 192, 32, shared_limit >= 163 << 10 ? 3 : 2, 4, 2, 1}
          : shared_limit >= 227 << 10 ? CudaTile{256, 192, 64, 3, 4, 2, 1}
          : shared_limit >= 163 << 10 ? CudaTile{256, 192, 32, 5, 4, 2, 1}
                                      : CudaTile{256, 192, 32, 3, 4, 2, 1};
 }
 // Both gradients.
 constexpr CudaTile linear_logp_cuda_gradient_tile(int x, int shared_limit) {
-  return x == 1                      ? CudaTile{64, 192, 32, 2, 4, 2, 1}
+  return x == 1                      ? CudaTile{128, 128, 32, 3, 4, 2, 1}
          : shared_limit >= 227 << 10 ? CudaTile{256, 128, 64, 4, 4, 2, 1}
          : shared_limit >= 163 << 10 ? CudaTile{256, 128, 64, 3, 4, 2, 1}
                                      : CudaTile{256, 128, 64, 2, 4, 2, 1};

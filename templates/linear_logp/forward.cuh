@@ -6,17 +6,22 @@
 
 namespace rlk {
 
-// Maximum of a row over the lanes of a warp that share it.
+// The lanes of a warp that share a row.
+constexpr int kRowLanes = LogitsLoop::kRowLanes, kRowLanesApart = LogitsLoop::kRowLanesApart;
+RLK_DEVICE bool is_first_of_row(int thread) { return thread / kRowLanesApart % kRowLanes == 0; }
+// Maximum of a row over them.
 RLK_DEVICE float max_over_lanes(float x) {
 #pragma unroll
-  for (int lanes = 1; lanes < LogitsLoop::kRowLanes; lanes *= 2) {
+  for (int lanes = kRowLanesApart; lanes < kRowLanes * kRowLanesApart; lanes *= 2) {
     x = max_f32(x, shfl_xor(x, lanes));
   }
   return x;
 }
 RLK_DEVICE float sum_over_lanes(float x) {
 #pragma unroll
-  for (int lanes = 1; lanes < LogitsLoop::kRowLanes; lanes *= 2) x = x + shfl_xor(x, lanes);
+  for (int lanes = kRowLanesApart; lanes < kRowLanes * kRowLanesApart; lanes *= 2) {
+    x = x + shfl_xor(x, lanes);
+  }
   return x;
 }
 
@@ -54,11 +59,10 @@ RLK_DEVICE void fold_stats(LogitsLoop& tile, const Args& a, const LogitsShared& 
     for (int w = 1; w < kWarps; ++w) largest = max_f32(largest, max[w][row]);
     constexpr int kRun = kX == kFloat32 ? 4 : 2, kStep = kX == kFloat32 ? 64 : 8;
     const LeafStats stats =
-        leaf_stats<2 * LogitsLoop::kPairsOfThread, kRun, kStep, LogitsLoop::kRowLanes>(
+        leaf_stats<2 * LogitsLoop::kPairsOfThread, kRun, kStep, kRowLanes, kRowLanesApart>(
             {static_cast<int>(place.col0), place.num_cols}, tile.col(0), largest,
             [&](int k) { return tile.at(i, k / 2, k % 2); });
-    if (thread_index() % LogitsLoop::kRowLanes == 0)
-      of_warps[tile.warp_col() * kRows + row] = stats;
+    if (is_first_of_row(thread_index())) of_warps[tile.warp_col() * kRows + row] = stats;
   }
   __syncthreads();
   const int row = threadIdx.x;
@@ -78,7 +82,7 @@ RLK_DEVICE void reduce_leaf(LogitsLoop& tile, const Args& a, const LogitsShared&
   // With entropy: sums of exp(z - max) * (z - max).
   __shared__ float shared_moment[kMayHaveEntropy ? LogitsLoop::kWarpCols : 1]
                                 [kMayHaveEntropy ? kLogitsTile.rows : 1];
-  const bool first_lane = threadIdx.x % LogitsLoop::kRowLanes == 0;
+  const bool first_lane = is_first_of_row(threadIdx.x);
 #pragma unroll
   for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
     float max = -infinity();

@@ -143,7 +143,7 @@ struct Fold : LogitsSm90 {
   template <class Index>
   RLK_DEVICE void fold_stats(Sm90Loop& tile, Index i, float max) {
     const volatile FoldPlace& place = places(tile.group());
-    const LeafStats stats = leaf_stats<2 * Sm90Loop::kPairsOfThread, 2, 8, Sm90Loop::kRowLanes>(
+    const LeafStats stats = leaf_stats<2 * Sm90Loop::kPairsOfThread, 2, 8, Sm90Loop::kRowLanes, 1>(
         {place.begin, place.cols}, tile.col(0), max,
         [&](int k) { return tile.at(i, k / 2, k % 2); });
     if (tile.row(i) >= place.num_rows || thread_index() % 4 != 0) return;

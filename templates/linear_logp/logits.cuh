@@ -18,7 +18,7 @@ RLK_DEVICE const T* hidden_row(const Args& a, Int64 i, Int64 row) {
 
 constexpr CudaTile kLogitsTile = linear_logp_cuda_logits_tile(kX, RLK_SHARED_LIMIT);
 using LogitsShape = Shape<kLogitsTile.rows, kLogitsTile.cols, kLogitsTile.k, kLogitsTile.stages,
-                          kLogitsTile.warp_rows, kLogitsTile.warp_cols>;
+                          kLogitsTile.warp_rows, kLogitsTile.warp_cols, (kD >= 0)>;
 using T = Element<kX>::Type;
 
 using LogitsLoop = Loops<kX, LogitsShape>::KK;

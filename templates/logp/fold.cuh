@@ -117,8 +117,8 @@ RLK_DEVICE Partial fold_leaf(const Args& a, const Quad (&q)[kGroups], float scal
     }
   }
   if (kMayHaveStats && stats) {
-    set_stats(partial, leaf_stats<4 * kGroups, 4, 64, kLeafLanes>(leaf, 4 * lane, partial.max,
-                                                                  [&](int i) { return z[i]; }));
+    set_stats(partial, leaf_stats<4 * kGroups, 4, 64, kLeafLanes, 1>(leaf, 4 * lane, partial.max,
+                                                                     [&](int i) { return z[i]; }));
   }
   return partial;
 }

@@ -28,11 +28,11 @@ class LoopSm80 {
   static constexpr int kSharedBytes = Shape::kStages * kStageBytes;
 
   // A thread has elements at(i, j, 0) and at(i, j, 1) in row(i) and columns col(j), col(j) + 1 of
-  // the tile. The lanes of a warp that share a row are kRowLanes in sequence; a row is spread over
-  // kWarpCols warps, this thread's being warp_col().
+  // the tile. A row is shared by kRowLanes lanes of a warp, each kRowLanesApart after the one
+  // before; it is spread over kWarpCols warps, this thread's being warp_col().
   static constexpr int kRowsOfThread = kRows / kWarpRows / 8;
   static constexpr int kPairsOfThread = kCols / kWarpCols / 8;
-  static constexpr int kRowLanes = 4;
+  static constexpr int kRowLanes = 4, kRowLanesApart = 1;
   static constexpr int kRowsOfWarp = kRows / kWarpRows;
   RLK_DEVICE int warp_row() const { return thread_ / 32 / kWarpCols; }
   RLK_DEVICE int warp_col() const { return thread_ / 32 % kWarpCols; }

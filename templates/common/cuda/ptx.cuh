@@ -55,6 +55,18 @@ RLK_DEVICE float ld_shared_f32(unsigned from) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
   return x;
 }
+RLK_DEVICE float4 ld_shared_v4_f32(unsigned from) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(from));
+  return x;
+}
+RLK_DEVICE const char* ld_shared_pointer(unsigned from) {
+  const char* x;
+  asm volatile("ld.shared.u64 %0, [%1];" : "=l"(x) : "r"(from));
+  return x;
+}
 template <class T>
 RLK_DEVICE T ld_shared_one(unsigned from) {
   T x;

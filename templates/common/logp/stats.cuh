@@ -26,26 +26,26 @@ RLK_DEVICE void store_stats(const LogitStatsPartials& to, Int64 at, const LeafSt
 RLK_DEVICE LeafStats add_stats(const LeafStats& a, const LeafStats& b) {
   return {a.logits + b.logits, a.squares + b.squares, min(a.argmax, b.argmax)};
 }
-template <int kLanes>
+template <int kLanes, int kApart>
 RLK_DEVICE LeafStats add_lanes(LeafStats own) {
 #pragma unroll
-  for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+  for (int lanes = kApart; lanes < kLanes * kApart; lanes *= 2) {
     own = add_stats(own, {shfl_xor(own.logits, lanes), shfl_xor(own.squares, lanes),
                           __shfl_xor_sync(kFullWarp, own.argmax, lanes)});
   }
   return own;
 }
 
-// A leaf of kLanes neighbouring lanes, of which this one has z(i), i below kCount: runs of kRun
-// columns that are kStep apart, from column `first` of the leaf on. Those beyond the leaf are -inf.
-// Sums in the order of the leaf's other sums.
-template <int kCount, int kRun, int kStep, int kLanes, class Logit>
+// A leaf of kLanes lanes, kApart from one to the next, of which this one has z(i), i below kCount:
+// runs of kRun columns that are kStep apart, from column `first` of the leaf on. Those beyond the
+// leaf are -inf. Sums in the order of the leaf's other sums.
+template <int kCount, int kRun, int kStep, int kLanes, int kApart, class Logit>
 RLK_DEVICE LeafStats leaf_stats(const LogpLeaf& leaf, int first, float max, const Logit& z) {
   const auto col = [](int i) { return i / kRun * kStep + i % kRun; };
   const int left = leaf.cols - first;
-  // From the lane beside, which has the same: else the compiler would keep the terms of the leaf's
+  // From the next lane, which has the same: else the compiler would keep the terms of the leaf's
   // sum for here, more than registers hold.
-  const float base = shfl_xor(base_of(max), 1);
+  const float base = shfl_xor(base_of(max), kApart);
   LeafStats own = no_stats();
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -56,7 +56,7 @@ RLK_DEVICE LeafStats leaf_stats(const LogpLeaf& leaf, int first, float max, cons
 #pragma unroll
   for (int i = kCount - 1; i >= 0; --i) own.argmax = z(i) == max ? col(i) : own.argmax;
   own.argmax = own.argmax < left ? leaf.begin + first + own.argmax : kNoColumn;
-  return add_lanes<kLanes>(own);
+  return add_lanes<kLanes, kApart>(own);
 }
 
 // Of two parts of a row; first: a has the larger maximum, or the same. `factor` moves what is about

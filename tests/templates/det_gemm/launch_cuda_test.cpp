@@ -95,12 +95,17 @@ TEST_F(LaunchDetGemmTest, LeadingAxesWithoutOneStrideAreCopied) {
 
 TEST_F(LaunchDetGemmTest, TheTileFollowsTheSizes) {
   struct {
+    DetGemmLoop loop;
     Int64 rows, cols;
     const char* tile;
-  } const cases[] = {{1, 4096, "64x32"},      {64, 4096, "64x32"},      {256, 4096, "64x128"},
-                     {4096, 4096, "128x256"}, {8192, 14336, "128x192"}, {4096, 12288, "128x192"}};
-  for (const auto& [rows, cols, name] : cases) {
-    const int tile = det_gemm_tile(kDetGemmSm90, rows, cols, false);
+  } const cases[] = {{kDetGemmSm90, 1, 4096, "64x32"},       {kDetGemmSm90, 64, 4096, "64x32"},
+                     {kDetGemmSm90, 256, 4096, "64x128"},    {kDetGemmSm90, 4096, 4096, "128x256"},
+                     {kDetGemmSm90, 8192, 14336, "128x192"}, {kDetGemmSm90, 4096, 12288, "128x192"},
+                     {kDetGemmFp32, 64, 4096, "64x64"},      {kDetGemmFp32, 256, 4096, "64x128"},
+                     {kDetGemmFp32, 256, 14336, "128x128"},  {kDetGemmFp32, 1024, 4096, "128x128"},
+                     {kDetGemmFp32, 4096, 4096, "128x128"}};
+  for (const auto& [loop, rows, cols, name] : cases) {
+    const int tile = det_gemm_tile(loop, rows, cols, false);
     EXPECT_STREQ(kDetGemmTiles[tile].name, name) << rows << " x " << cols;
   }
   // Boxes along the lanes have 64 of them.

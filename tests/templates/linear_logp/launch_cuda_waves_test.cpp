@@ -40,8 +40,8 @@ std::vector<CudaStep> waves_of(const std::vector<CudaStep>& all) {
 void LaunchCudaWavesTest::expect_waves(const std::vector<CudaStep>& all, const CudaCase& wanted) {
   const auto shape = leaves_of(wanted);
   const Int64 tile_rows = wanted.dtype == DType::f32 ? 64 : 256;
-  const Int64 tile_cols = wanted.dtype == DType::f32 ? 192 : 128;
-  const Int64 grad_rows = wanted.dtype == DType::f32 ? 64 : 256;
+  const Int64 tile_cols = 128;
+  const Int64 grad_rows = wanted.dtype == DType::f32 ? 128 : 256;
   const Int64 dim_tiles = ceil_div(wanted.dim, tile_cols);
   std::set<std::pair<int, int>> seen;  // segment, leaf of it
   const CudaStep* dz = nullptr;
