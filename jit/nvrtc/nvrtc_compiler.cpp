@@ -42,14 +42,16 @@ int compile_threads() {
 }
 
 // Switches that change no result of the code, so that they are in no key.
-std::vector<std::string> add_switches(std::vector<std::string> options,
-                                      const NvrtcLibrary& library) {
+std::vector<std::string> add_switches(const CompileRequest& request, const NvrtcLibrary& library) {
+  std::vector<std::string> options = request.options;
   if (std::pair(library.major, library.minor) >= std::pair(12, 9)) {
     // Its own cache would open libcuda and initialize it within a compile: no fork after that.
     options.push_back("--no-cache");
     // The kernels of a program at once. The instructions are the same for every number above 1, and
-    // those of 1 but for the addresses of a small kernel.
-    if (const int threads = compile_threads(); threads > 1) {
+    // those of 1 but for the addresses of a small kernel; not so for sm_100 and sm_120, where 12.9
+    // gives other registers from run to run, and some spill.
+    const bool is_blackwell = request.target == "sm_100" || request.target == "sm_120";
+    if (const int threads = is_blackwell ? 1 : compile_threads(); threads > 1) {
       options.push_back(fmt::format("--split-compile={}", threads));
     }
   }
@@ -224,7 +226,7 @@ CompiledCode NvrtcCompiler::compile_here(const CompileRequest& request) {
   const std::string source = nvrtc_source(request);
   NvrtcOutput output = [&] {
     try {
-      return run_nvrtc(nvrtc, source, add_switches(request.options, library), is_ptx(request),
+      return run_nvrtc(nvrtc, source, add_switches(request, library), is_ptx(request),
                        options_.is_cancelled);
     } catch (const CompileError& error) {
       throw CompileError("{}: {}", request.name, error.what());

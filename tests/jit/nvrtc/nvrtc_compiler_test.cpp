@@ -124,6 +124,19 @@ TEST_F(NvrtcCompilerTest, OptionsInOrder) {
                                           "--fmad=false", "--device-as-default-execution-space"}));
 }
 
+// Threads make other code of the same program from run to run there, some of which spills.
+TEST_F(NvrtcCompilerTest, CodeOfBlackwellIsMadeByOneThread) {
+  NvrtcCompiler compiler(options());
+  for (const Target target : {Target::sm_100, Target::sm_120}) {
+    compiler.compile(request(target));
+    EXPECT_EQ(fake_.options,
+              (std::vector<std::string>{fmt::format("--gpu-architecture={}", name(target)),
+                                        "-std=c++20", "--fmad=false",
+                                        "--device-as-default-execution-space", "--ptxas-options=-v",
+                                        "--no-cache", "--modify-stack-limit=false"}));
+  }
+}
+
 // NVRTC would end the process where it is refused a thread.
 TEST_F(NvrtcCompilerTest, WithoutRoomForThreadsItGetsNone) {
   const auto splits = [&] {
