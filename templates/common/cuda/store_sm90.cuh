@@ -102,16 +102,17 @@ class SlabSm90 {
                 col = col0 + static_cast<int>(chunk) * kChunkCols;
       const int rows = col < num_cols ? num_rows - first : 0;
       const unsigned from = slab + row * 128 + (chunk * 16 ^ swizzle(row));
+      constexpr int kCopiesAtOnce = min(kCopies, kSteps);
 #pragma unroll
-      for (int step = 0; step < kSteps; step += kCopies) {
-        unsigned x[kCopies][4];
+      for (int step = 0; step < kSteps; step += kCopiesAtOnce) {
+        unsigned x[kCopiesAtOnce][4];
 #pragma unroll
-        for (int i = 0; i < kCopies; ++i) {
+        for (int i = 0; i < kCopiesAtOnce; ++i) {
           const int at = (step + i) * kRowsAtOnce;
           ld_shared(x[i], (from ^ swizzle(at)) + at * 128);
         }
 #pragma unroll
-        for (int i = 0; i < kCopies; ++i) {
+        for (int i = 0; i < kCopiesAtOnce; ++i) {
           const int at = (step + i) * kRowsAtOnce;
           st_global_if(row_start(first + at) + col, x[i], at < rows);
         }
