@@ -8,9 +8,13 @@ import pytest
 from rlk import _core
 from rlk.check.specs import SPECS
 
-# Options that change memory, and no value; that add outputs, and change none; a type.
+# Options that change memory, and no value; that add outputs, and change none; a type; an adapter,
+# which makes a call with another hidden and weight of it.
 NOT_SHOWN = {
-    "linear_logp": {"return_stats", "saved_mib", "entropy_grad", "accumulate_into"},
+    "linear_logp": {
+        *("return_stats", "saved_mib", "entropy_grad", "accumulate_into"),
+        *("compute_dtype", "lora"),
+    },
     "logp": {"inplace_backward", "return_stats"},
     "det_gemm": {"out_dtype"},
 }

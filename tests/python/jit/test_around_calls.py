@@ -8,7 +8,6 @@ import io
 import pickle
 
 import devices
-import numpy as np
 import pytest
 from calls import CALLS, each_op, each_op_with_gradients
 from reference import same_bits
@@ -183,5 +182,11 @@ def test_a_function_and_an_explanation_are_pickled():
     for call in CALLS.values():
         function = getattr(rlk.jit, call.op)
         assert pickle.loads(pickle.dumps(function)) is function
-    found = rlk.jit.explain(rlk.jit.logp, np.zeros((2, 50), np.float32), np.zeros(2, np.int64))
+    found = rlk.jit.explain(
+        rlk.jit.logp,
+        *(
+            torch.zeros(n, device=devices.torch_name(), dtype=dtype)
+            for n, dtype in (((2, 50), None), (2, torch.int64))
+        ),
+    )
     assert pickle.loads(pickle.dumps(found)) == found

@@ -162,10 +162,11 @@ def test_refusals_name_the_argument():
 
 
 def test_torch_may_be_imported_after_rlk():
-    script = """
+    script = f"""
         import rlk
         rlk.jit.configure(specialize=False)
         import torch
+        torch.set_default_device("{devices.torch_name()}")
         x, ids = torch.randn(3, 71), torch.arange(3)
         call = lambda x: rlk.jit.logp(x, ids)
         assert torch.equal(torch.compile(call, backend="eager", fullgraph=True)(x), call(x))
