@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +33,7 @@ def pretended() -> Iterator[Any]:
         torch.distributed.destroy_process_group()
 
 
-def _one_rank(rank: int, kind: str, work: Callable[..., Any], folder: str) -> None:
+def _one_rank(rank: int, kind: str, file: str, name: str, folder: str) -> None:
     torch.set_num_threads(1)
     if kind == "cuda":
         torch.cuda.set_device(rank)
@@ -42,7 +44,13 @@ def _one_rank(rank: int, kind: str, work: Callable[..., Any], folder: str) -> No
         world_size=SIZE,
     )
     rlk.jit.configure(specialize=False)
-    torch.save(work(kind, rank), f"{folder}/{rank}.pt")
+    # By its file: the name that pytest gave its module need not be one here.
+    spec = importlib.util.spec_from_file_location("work_of_ranks", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.save(getattr(module, name)(kind, rank), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -53,5 +61,6 @@ def run(kind: str, work: Callable[..., Any], folder: Path) -> list[Any]:
     """
     if kind == "cuda" and torch.cuda.device_count() < SIZE:
         pytest.skip(f"needs {SIZE} CUDA devices")
-    torch.multiprocessing.spawn(_one_rank, (kind, work, str(folder)), SIZE)
+    file = inspect.getsourcefile(work)
+    torch.multiprocessing.spawn(_one_rank, (kind, file, work.__name__, str(folder)), SIZE)
     return [torch.load(folder / f"{rank}.pt") for rank in range(SIZE)]
