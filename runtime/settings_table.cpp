@@ -36,7 +36,7 @@ constexpr Setting k_settings[] = {
         "workspace_mib", "RLK_WORKSPACE_MIB", &Settings::workspace_mib,
         {.least = 1, .most = 1 << 20},
         "CUDA: MiB of temporary memory that a backward takes, about: dZ of some columns for all "
-        "rows, and sums of the gradient of hidden. 22 leaves of 192 columns and up to four such "
+        "rows, and sums of the gradient of hidden. 24 leaves of 192 columns and up to four such "
         "sums are the least. Copies of tensors whose strides the kernels cannot read come on "
         "top. Results do not depend on it"),
     Setting("saved_mib", "RLK_SAVED_MIB", &Settings::saved_mib, {.least = 0, .most = 1 << 20},

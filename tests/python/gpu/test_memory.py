@@ -36,8 +36,8 @@ def allowed_mib(budget: int, rows: int, bytes_each: int) -> float:
     # Not of the budget: two copies of the hidden rows (compacted, and scaled for fp16), some
     # 100 bytes a row (saved values, lists), and 2 MiB for what the allocator does not split off.
     apart = rows * (2 * DIM * bytes_each + 100) + 2 * MIB
-    # The least a backward can do with: 22 leaves of dZ and four sums of hidden's gradient.
-    least = rows * (22 * 192 * bytes_each + 4 * 4 * DIM)
+    # The least a backward can do with: 24 leaves of dZ and four sums of hidden's gradient.
+    least = rows * (24 * 192 * bytes_each + 4 * 4 * DIM)
     return (max(budget * MIB, least) + apart) / MIB
 
 
