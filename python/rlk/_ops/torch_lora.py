@@ -7,6 +7,7 @@ more terms.
 
 from __future__ import annotations
 
+import math
 from numbers import Real
 from typing import Any
 
@@ -262,12 +263,11 @@ def _check(arguments: Arguments) -> tuple[Any, Any, float]:
 
     given, hidden, weight = arguments["lora"], arguments["hidden"], arguments["weight"]
     if not isinstance(given, (tuple, list)) or len(given) != 3:
-        refuse(
-            "(A, B, scale)", text(given) if not hasattr(given, "shape") else type(given).__name__
-        )
+        got = f"{len(given)} values" if isinstance(given, (tuple, list)) else type(given).__name__
+        refuse("(A, B, scale)", got)
     first, second, scale = given
-    if not isinstance(scale, Real) or isinstance(scale, bool):
-        refuse("a number as scale", text(scale))
+    if not isinstance(scale, Real) or isinstance(scale, bool) or not math.isfinite(scale):
+        refuse("a finite number as scale", text(scale))
     for name, tensor in (("hidden", hidden), ("weight", weight)):
         if not isinstance(tensor, torch.Tensor):
             fail("linear_logp", name, "a torch tensor with {lora}", type(tensor).__name__)
@@ -289,7 +289,9 @@ def _check(arguments: Arguments) -> tuple[Any, Any, float]:
         if not isinstance(tensor, torch.Tensor):
             refuse(f"a torch tensor as {name}", type(tensor).__name__)
         letters = "[r, D]" if name == "A" else "[V, r]"
-        if rank < 1 or list(tensor.shape) != shape:
+        if rank < 1:
+            refuse("A of shape [r, D] with r at least 1", list(tensor.shape))
+        if list(tensor.shape) != shape:
             refuse(f"{name} of shape {letters}, here {shape}", list(tensor.shape))
         if tensor.dtype not in (hidden.dtype, torch.float32):
             refuse(f"{name} of {{hidden}}'s dtype or float32", tensor.dtype)
@@ -307,7 +309,16 @@ def linear_logp(arguments: Arguments) -> Any:
     hidden, _, bias = check_operands("linear_logp", arguments, ("hidden", "weight", "bias"))
     refuse_options("linear_logp", arguments)
     first, second, scale = _check(arguments)
-    return _found(_LoraLogp.apply(hidden, first, second, bias, scale, arguments))
+    operands = hidden, first, second, bias
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
+        return _found(_LoraLogp.apply(*operands, scale, arguments))
+    # Nothing is saved, which in inference mode nothing could be.
+    columns = _Columns(hidden, first.shape[0])
+    wide = {
+        "hidden": columns.rows(hidden, first.to(hidden.dtype), scale),
+        "weight": columns.write(columns.matrix(arguments["weight"]), second),
+    }
+    return _core.linear_logp_forward({**arguments, **wide, "lora": None})
 
 
 def widened(arguments: Arguments) -> Arguments:

@@ -343,14 +343,16 @@ def changed(**values):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        (lambda a, b: (a, b), r"expected \(A, B, scale\), got"),
+        (lambda a, b: (a, b), r"expected \(A, B, scale\), got 2 values"),
         (lambda a, b: a, r"expected \(A, B, scale\), got Tensor"),
-        (lambda a, b: (a, b, "2"), "expected a number as scale, got '2'"),
+        (lambda a, b: (a, b, "2"), "expected a finite number as scale, got '2'"),
+        (lambda a, b: (a, b, float("nan")), "expected a finite number as scale, got nan"),
         (
             lambda a, b: (a, b.cpu().detach().numpy(), 1),
             "expected a torch tensor as B, got ndarray",
         ),
         (lambda a, b: (a.T, b, 1), r"A of shape \[r, D\], here \[24, 24\], got \[24, 6\]"),
+        (lambda a, b: (a[:0], b, 1), r"A of shape \[r, D\] with r at least 1, got \[0, 24\]"),
         (lambda a, b: (a, b.T, 1), r"B of shape \[V, r\], here \[310, 6\], got \[6, 310\]"),
         (lambda a, b: (a.double(), b, 1), "A of hidden's dtype or float32, got torch.float64"),
         (lambda a, b: (a[0], b, 1), r"A of shape \[r, D\].*, got \[24\]"),
@@ -361,6 +363,19 @@ def test_errors(lora, message):
     own = {name: given[name] for name in ("hidden", "weight", "target", "bias")}
     with pytest.raises(rlk.InvalidArgument, match=f"^linear_logp: lora: .*{message}"):
         rlk.jit.linear_logp(**own, lora=lora(given["a"], given["b"]))
+
+
+@each_dtype
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_rollout(dtype, mode):
+    given, _ = operands(dtype)
+    wanted = call(given)
+    with mode():
+        assert same_bits(call(given), wanted.detach())
+        inside = {name: tensor.clone() for name, tensor in given.items()}
+        found = call(inside, return_entropy=True)
+    assert same_bits(found.log_prob, wanted.detach())
+    assert not found.entropy.requires_grad
 
 
 def test_what_does_not_go_together():
