@@ -28,8 +28,9 @@ RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const Args& a, const LogitsSh
 #pragma unroll
   for (int i = 0; i < LogitsLoop::kRowsOfThread; ++i) {
     const int row = tile.row(i);
-    turn_row<kCap>(tile, i, a, s.scale[row], g.max[row], g.log_sum[row], g.grad[row],
-                   tile.element(s.target[row]));
+    const float scale = s.scale[row], max = g.max[row], log_sum = g.log_sum[row];
+    const LogpCudaRowGrad grad = g.grad[row];
+    turn_row<kCap>(tile, i, a, scale, max, log_sum, grad, tile.element(s.target[row]));
   }
 }
 RLK_DEVICE void make_grad_logits(LogitsLoop& tile, const Args& a, const LogitsShared& s,
