@@ -68,8 +68,9 @@ def det_gemm(
         "out_dtype": out_dtype,
         "stream": stream,
     }
-    casts = is_compiling() or _core.is_autocast_enabled()
-    if is_compiling() or _core.needs_autograd(given):
+    compiles = is_compiling()
+    casts = compiles or _core.is_autocast_enabled()
+    if compiles or _core.needs_autograd(given):
         from rlk._ops import torch_det_gemm
 
         return torch_det_gemm.det_gemm(given, casts)

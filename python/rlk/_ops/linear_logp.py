@@ -124,13 +124,13 @@ def linear_logp(
     }
     if accumulate_into is not None:
         given["accumulate_into"] = _accumulator(weight, accumulate_into)
-    asks = compute_dtype is not None or is_compiling()
-    casts = asks or _core.is_autocast_enabled()
+    compiles = is_compiling()
+    casts = compute_dtype is not None or compiles or _core.is_autocast_enabled()
     if lora is not None:
         from rlk._ops import torch_lora
 
         return logp_result(given, torch_lora.linear_logp(cast(given) if casts else given))
-    if is_compiling() or _core.needs_autograd(given):
+    if compiles or _core.needs_autograd(given):
         from rlk._ops import torch_logp
 
         return logp_result(given, torch_logp.linear_logp(given, casts))

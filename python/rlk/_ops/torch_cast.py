@@ -30,8 +30,7 @@ def cast(op: str, given: Arguments, names: tuple[str, str], compute_dtype: Any =
     The second is the weight: autocast's own cache has its copy, one a region, which the layers of
     torch that use this weight share.
     """
-    kind = given[names[0]].device.type
-    asked = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    asked = _dtype_of_region(given[names[0]])
     dtype = asked if compute_dtype is None else _dtype_of(op, compute_dtype)
     if dtype is None or dtype not in _CASTABLE:
         return given
@@ -53,9 +52,14 @@ def cast(op: str, given: Arguments, names: tuple[str, str], compute_dtype: Any =
 def autocast_dtype(matrix: Any) -> torch.dtype | None:
     """What autocast says for this device, as a compute_dtype: an exported program has an operator's
     arguments, but need not have the region that it was called in."""
+    dtype = _dtype_of_region(matrix)
+    return dtype if dtype in _DTYPES.values() else None
+
+
+def _dtype_of_region(matrix: Any) -> torch.dtype | None:
+    """Autocast's for the matrix's device, None where it is off."""
     kind = matrix.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    return dtype if dtype in (torch.bfloat16, torch.float16) else None
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def _dtype_of(op: str, given: Any) -> torch.dtype:

@@ -115,6 +115,14 @@ def _product(a: Any, b: Any) -> Any:
     return _core.det_gemm_forward({"a": a, "b": b, "bias": None, "out_dtype": word})
 
 
+def _wide(
+    columns: _Columns, hidden: Any, weight: Any, first: Any, second: Any, scale: float
+) -> tuple[Any, Any]:
+    """[hidden, u] and [weight, B]."""
+    rows = columns.rows(hidden, first.to(hidden.dtype), scale)
+    return rows, columns.write(columns.matrix(weight), second)
+
+
 class _LoraLogp(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -126,16 +134,12 @@ class _LoraLogp(torch.autograd.Function):
         scale: float,
         arguments: Arguments,
     ) -> Any:
-        weight = arguments["weight"]
-        columns = _Columns(hidden, first.shape[0])
-        ctx.columns, ctx.matrix, ctx.scale = columns, columns.matrix(weight), scale
-        rows = columns.rows(hidden, first.to(hidden.dtype), scale)
+        ctx.columns, ctx.scale = _Columns(hidden, first.shape[0]), scale
+        rows, ctx.matrix = _wide(ctx.columns, hidden, arguments["weight"], first, second, scale)
         if any(ctx.needs_input_grad):  # A's gradient reads the rows of all that are active
             rows.masked_fill_(_inactive(rows, arguments)[..., None], 0)
         given = {**arguments, "hidden": rows, "lora": None}
-        found = _core.linear_logp_forward(
-            {**given, "weight": columns.write(ctx.matrix, second)}, True, False
-        )
+        found = _core.linear_logp_forward({**given, "weight": ctx.matrix}, True, False)
         saved = {"log_prob": found[0].clone(), "first": first, "second": second}
         return _results(ctx, "linear_logp", given, found, saved)
 
@@ -314,11 +318,8 @@ def linear_logp(arguments: Arguments) -> Any:
         return _found(_LoraLogp.apply(*operands, scale, arguments))
     # Nothing is saved, which in inference mode nothing could be.
     columns = _Columns(hidden, first.shape[0])
-    wide = {
-        "hidden": columns.rows(hidden, first.to(hidden.dtype), scale),
-        "weight": columns.write(columns.matrix(arguments["weight"]), second),
-    }
-    return _core.linear_logp_forward({**arguments, **wide, "lora": None})
+    rows, matrix = _wide(columns, hidden, arguments["weight"], first, second, scale)
+    return _core.linear_logp_forward({**arguments, "hidden": rows, "weight": matrix, "lora": None})
 
 
 def widened(arguments: Arguments) -> Arguments:

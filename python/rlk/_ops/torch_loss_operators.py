@@ -15,7 +15,7 @@ from rlk._ops import group_advantages as of_advantages
 from rlk._ops import grpo_loss as of_grpo
 from rlk._ops import ppo_loss as of_ppo
 from rlk._ops import ratio_kl as of_ratio
-from rlk._ops.common import PARAMETERS, Arguments, no_option
+from rlk._ops.common import PARAMETERS, Arguments, arguments_of, no_option
 from rlk._ops.logp import logp
 from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
 from rlk._ops.torch_operators import Operator, Rules, differentiable, expect_shape, words_of
@@ -179,6 +179,34 @@ def ppo_loss(arguments: Arguments) -> of_ppo.PpoLoss:
     return of_ppo.PpoLoss(loss, make_metrics(*written))
 
 
+# What grpo_loss and ratio_kl share: both are made of the policy's logp.
+def _rows_of(op: str, given: Arguments) -> Any:
+    """The shape of a call's rows, which a fake implementation expects of what has a value a row."""
+    rows = given["policy_logits"].shape[:-1]
+    for name in ("action_ids", "old_logps"):
+        expect_shape(op, name, given[name], rows, "that of {policy_logits} without V")
+    return rows
+
+
+def _save_logp(ctx: Any, names: Arguments, given: Arguments, saved: Arguments) -> None:
+    """Keeps logp's arguments, which have these names in the op."""
+    with renamed(ctx.op, names):
+        save(ctx, "logp", arguments_of("logp", given, names), saved)
+
+
+def _results(rules: Rules, given: Arguments) -> list[Any]:
+    """The two that the op returns."""
+    operands = check_operands(rules.op, given, ("policy_logits",))
+    refuse_options(rules.op, given)
+    return list(differentiable(rules, given, *operands)[:2])
+
+
+def _once(run: Operator, ctx: Any, upstream: Arguments) -> Any:
+    """The gradient of the logits by an operator that takes logp's arguments and what was saved."""
+    given = {**restored(ctx), **upstream}
+    return once(ctx.op, run, given, *upstream.values(), given["logits"])
+
+
 # grpo_loss: (loss, float metrics, *what is saved). A schema has at most 64 arguments, and this one
 # has them: what a backward needs, a few numbers a row, is saved in every call.
 _GRPO_NAMES = tuple(name for name in of_grpo.grpo_loss.__annotations__ if name != "return")
@@ -201,10 +229,7 @@ def _grpo_forward(given: Arguments) -> list[Any]:
 
 
 def _fake_grpo_forward(given: Arguments) -> list[Any]:
-    logits = given["policy_logits"]
-    rows = logits.shape[:-1]
-    for name in ("action_ids", "old_logps"):
-        expect_shape("grpo_loss", name, given[name], rows, "that of {policy_logits} without V")
+    logits, rows = given["policy_logits"], _rows_of("grpo_loss", given)
     count = 5 if _reads(given, "entropy") else 3
     new = logits.new_empty
     return [
@@ -228,17 +253,9 @@ _run_grpo_backward.is_kernel(
 )
 
 
-def _of_logp(given: Arguments, names: Arguments) -> Arguments:
-    """The arguments of the policy's logp, of those of an op that is made of it."""
-    own = {name: names.get(name, name) for name in PARAMETERS["logp"]}
-    return {name: given[by] for name, by in own.items() if by in given}
-
-
 def _save_grpo(ctx: Any, given: Arguments, found: tuple[Any, ...]) -> None:
     ctx.mark_non_differentiable(*found[1:])
-    saved = dict(zip(_GRPO_SAVED, found[2:], strict=False))
-    with renamed("grpo_loss", of_grpo.NAMES):
-        save(ctx, "logp", _of_logp(given, of_grpo.NAMES), saved)
+    _save_logp(ctx, of_grpo.NAMES, given, dict(zip(_GRPO_SAVED, found[2:], strict=False)))
 
 
 def _grpo_gradients(ctx: Any, needs: Sequence[bool], upstream: Any, *_: Any) -> Any:
@@ -253,14 +270,8 @@ _GRPO = Rules(
 )
 
 
-def _grpo_loss(given: Arguments) -> list[Any]:
-    operands = check_operands("grpo_loss", given, ("policy_logits",))
-    refuse_options("grpo_loss", given)
-    return list(differentiable(_GRPO, given, *operands)[:2])
-
-
 _grpo_operator = Operator("grpo_loss", "grpo_loss", _GRPO_WORDS, "Tensor[]")
-_grpo_operator.is_composite(_grpo_loss)
+_grpo_operator.is_composite(lambda given: _results(_GRPO, given))
 
 
 def grpo_loss(arguments: Arguments) -> of_grpo.GrpoLoss:
@@ -279,10 +290,7 @@ def _ratio_forward(given: Arguments) -> list[Any]:
 
 
 def _fake_ratio_forward(given: Arguments) -> list[Any]:
-    logits = given["policy_logits"]
-    rows = logits.shape[:-1]
-    for name in ("action_ids", "old_logps"):
-        expect_shape("ratio_kl", name, given[name], rows, "that of {policy_logits} without V")
+    logits, rows = given["policy_logits"], _rows_of("ratio_kl", given)
     count = 6 if given["save"] else 2
     return [logits.new_empty(rows, dtype=torch.float32) for _ in range(count)]
 
@@ -307,9 +315,7 @@ _run_ratio_backward.is_kernel(
 
 def _save_ratio(ctx: Any, given: Arguments, found: tuple[Any, ...]) -> None:
     ctx.mark_non_differentiable(*found[2:])
-    saved = dict(zip(_RATIO_SAVED, found[2:], strict=True))
-    with renamed("ratio_kl", of_ratio.NAMES):
-        save(ctx, "logp", _of_logp(given, of_ratio.NAMES), saved)
+    _save_logp(ctx, of_ratio.NAMES, given, dict(zip(_RATIO_SAVED, found[2:], strict=True)))
 
 
 def _ratio_gradients(
@@ -329,25 +335,13 @@ _RATIO = Rules(
 )
 
 
-def _ratio_kl(given: Arguments) -> list[Any]:
-    operands = check_operands("ratio_kl", given, ("policy_logits",))
-    refuse_options("ratio_kl", given)
-    return list(differentiable(_RATIO, given, *operands)[:2])
-
-
 _ratio_operator = Operator("ratio_kl", "ratio_kl", _RATIO_WORDS, "Tensor[]")
-_ratio_operator.is_composite(_ratio_kl)
+_ratio_operator.is_composite(lambda given: _results(_RATIO, given))
 
 
 def ratio_kl(arguments: Arguments) -> of_ratio.RatioKl:
     """`rlk.jit.ratio_kl`."""
     return of_ratio.RatioKl(*_ratio_operator(arguments))
-
-
-def _once(run: Operator, ctx: Any, upstream: Arguments) -> Any:
-    """The gradient of the logits by an operator that takes logp's arguments and what was saved."""
-    given = {**restored(ctx), **upstream}
-    return once(ctx.op, run, given, *upstream.values(), given["logits"])
 
 
 # group_advantages, which has no gradient.
