@@ -57,7 +57,7 @@ class CompileError(Error, RuntimeError):
 
 
 class DriverError(Error, RuntimeError):
-    """A driver call failed."""
+    """A call of the driver, or a collective of torch's over ranks, failed."""
 
 
 class LoadError(Error, ImportError):
