@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ def pretended() -> Iterator[Any]:
         torch.distributed.destroy_process_group()
 
 
-def _one_rank(rank: int, kind: str, file: str, name: str, folder: str) -> None:
+def _one_rank(rank: int, kind: str, file: str, name: str, folder: str, size: int) -> None:
     torch.set_num_threads(1)
     if kind == "cuda":
         torch.cuda.set_device(rank)
@@ -41,7 +42,7 @@ def _one_rank(rank: int, kind: str, file: str, name: str, folder: str) -> None:
         {"cpu": "gloo", "cuda": "nccl"}[kind],
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
-        world_size=SIZE,
+        world_size=size,
     )
     rlk.jit.configure(specialize=False)
     # By its file: the name that pytest gave its module need not be one here.
@@ -54,13 +55,20 @@ def _one_rank(rank: int, kind: str, file: str, name: str, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def run(kind: str, work: Callable[..., Any], folder: Path) -> list[Any]:
-    """What work(kind, rank) returns in each of SIZE processes, on "cpu" or one GPU each.
+def run(kind: str, work: Callable[..., Any], folder: Path, size: int = SIZE) -> list[Any]:
+    """What work(kind, rank) returns in each of `size` processes, on "cpu" or one GPU each.
 
     `work` is a function of a module; what it returns is tensors in dictionaries and lists.
     """
-    if kind == "cuda" and torch.cuda.device_count() < SIZE:
-        pytest.skip(f"needs {SIZE} CUDA devices")
+    if kind == "cuda" and torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} CUDA devices")
     file = inspect.getsourcefile(work)
-    torch.multiprocessing.spawn(_one_rank, (kind, file, work.__name__, str(folder)), SIZE)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(SIZE)]
+    # Forked from a process that has imported torch, once for all tests.
+    multiprocessing.set_forkserver_preload(["torch", "rlk"])
+    torch.multiprocessing.start_processes(
+        _one_rank,
+        (kind, file, work.__name__, str(folder), size),
+        size,
+        start_method="forkserver",
+    )
+    return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
