@@ -61,8 +61,8 @@ class TimedLoader : public runtime::Loader {
   }
 
  private:
-  static constexpr std::size_t k_num_steps = 3;
-  static_assert(std::size(LinearLogpFwdSteps::entries) == k_num_steps);
+  static constexpr std::size_t k_num_steps = 3;  // those of a call without ranks
+  static_assert(std::size(LinearLogpFwdSteps::entries) == k_num_steps + 1);
 
   template <std::size_t step>
   static void timed(const LinearLogpCpuArgs* args, Int64 begin, Int64 end, void* scratch) {

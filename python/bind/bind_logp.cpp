@@ -6,8 +6,14 @@
 #include "templates/linear_logp/op.hpp"
 #include "templates/logp/op.hpp"
 
+#include <pybind11/stl.h>
+
 #include <array>
+#include <cstdint>
+#include <optional>
 #include <span>
+#include <stdexcept>
+#include <tuple>
 #include <type_traits>
 
 namespace rlk::bind {
@@ -87,6 +93,98 @@ py::object make_kept(Bound<LinearLogpCall>& bound) {
   return py::make_tuple(bound.make_like(kept, call.kept), static_cast<int>(target_of(call)));
 }
 
+// A rank's columns of a vocabulary that several ranks have: the first one's id, the columns of all,
+// those of a segment or 0 (LogpCallBase).
+using MaybeShard = std::optional<std::tuple<std::int64_t, std::int64_t, std::int64_t>>;
+
+void set_shard(LogpCallBase& call, const MaybeShard& shard) {
+  if (shard) std::tie(call.first_id, call.num_ids, call.segment) = *shard;
+}
+
+// Results of a call, None for what is not asked for.
+struct RowResults {
+  std::array<py::object, 5> all;  // log_prob, entropy, lse, row_max, row_log_sum
+  py::object stats = py::none();
+
+  RowResults() { all.fill(py::none()); }
+  py::tuple tuple() const { return py::make_tuple(all[0], all[1], all[2], all[3], all[4]); }
+};
+
+// `save`: row_*, for a backward.
+template <class Call>
+RowResults make_results(Bound<Call>& bound, bool save) {
+  Call& call = bound.call;
+  RowResults results;
+  results.all[0] = bound.make_per_row(call.log_prob);
+  if (call.return_entropy) results.all[1] = bound.make_per_row(call.entropy);
+  if (call.return_lse) results.all[2] = bound.make_per_row(call.lse);
+  if (save) results.all[3] = bound.make_per_row(call.row_max);
+  if (save) results.all[4] = bound.make_per_row(call.row_log_sum);
+  results.stats = make_stats(bound);
+  return results;
+}
+
+// The rank's part [values, rows], which the results of a row point into: common/logp/shard.h.
+template <class Call>
+py::object make_part(Bound<Call>& bound) {
+  Call& call = bound.call;
+  const std::int64_t rows = call.target.num_elements();
+  const std::array dims{std::int64_t{logp_part_values(call.return_entropy, call.return_stats)},
+                        rows};
+  const py::object part = bound.make(call.part, DType::f32, dims);
+  float* next = static_cast<float*>(call.part.data);
+  const auto point = [&](Tensor& slot) {
+    slot = dense_tensor(next, DType::f32, call.device, row_dims(matrix_of(call)));
+    next += rows;
+  };
+  point(call.log_prob);
+  point(call.row_max);
+  point(call.row_log_sum);
+  if (call.return_entropy) point(call.entropy);
+  if (call.return_stats) {
+    point(call.mean_logit);
+    point(call.sum_p2);
+    point(call.max_logit);
+    call.argmax = call.max_logit;
+  }
+  return part;
+}
+
+// The part of a rank, and of linear_logp what its forward keeps; `differentiated` as below.
+template <class Call>
+py::object forward_part(const py::dict& arguments, bool keep, bool differentiated,
+                        const MaybeShard& shard) {
+  Bound<Call> bound(arguments);
+  bound.call.is_differentiated = differentiated;
+  set_shard(bound.call, shard);
+  bound.check();
+  const py::object part = make_part(bound);
+  py::object kept = py::none();
+  if constexpr (std::is_same_v<Call, LinearLogpCall>) {
+    if (keep) kept = make_kept(bound);
+  }
+  bound.run();
+  return py::make_tuple(part, kept);
+}
+
+// The results of a call whose ranks gave `parts`, [ranks, values, rows], with what a backward
+// takes.
+template <class Call>
+py::object join(const py::dict& arguments, py::handle parts, const MaybeShard& shard) {
+  Bound<Call> bound(arguments);
+  Call& call = bound.call;
+  set_shard(call, shard);
+  const TensorArgument given = bind_argument(parts, "parts", call);
+  bound.check();
+  const RowResults results = make_results(bound, true);
+  call.parts = given.tensor;
+  bound.check();
+  bound.run();
+  py::tuple found = results.tuple();
+  if constexpr (std::is_same_v<Call, LinearLogpCall>) found = found + py::make_tuple(py::none());
+  return call.return_stats ? found + py::make_tuple(results.stats) : found;
+}
+
 // The log-prob; where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
 // what is not, then of linear_logp `kept`, and after them the statistics where they are asked for.
 // `save`: row_*, for a backward; `keep`: and what it may keep; `differentiated`: autograd will ask
@@ -97,33 +195,31 @@ py::object forward(const py::dict& arguments, bool save, bool keep, bool differe
   Call& call = bound.call;
   call.is_differentiated = differentiated;
   bound.check();
-  std::array<py::object, 5> results;
-  results.fill(py::none());
-  results[0] = bound.make_per_row(call.log_prob);
-  if (call.return_entropy) results[1] = bound.make_per_row(call.entropy);
-  if (call.return_lse) results[2] = bound.make_per_row(call.lse);
-  if (save) results[3] = bound.make_per_row(call.row_max);
-  if (save) results[4] = bound.make_per_row(call.row_log_sum);
+  const RowResults results = make_results(bound, save);
   py::tuple more;
   if constexpr (std::is_same_v<Call, LinearLogpCall>) {
     more = py::make_tuple(keep ? make_kept(bound) : py::none());
   }
-  const py::object stats = make_stats(bound);
   bound.run();
-  if (!call.return_entropy && !call.return_lse && !call.return_stats && !save) return results[0];
-  if (call.return_stats) more = more + py::make_tuple(stats);
-  return py::make_tuple(results[0], results[1], results[2], results[3], results[4]) + more;
+  if (!call.return_entropy && !call.return_lse && !call.return_stats && !save) {
+    return results.all[0];
+  }
+  if (call.return_stats) more = more + py::make_tuple(results.stats);
+  return results.tuple() + more;
 }
 
 // A backward as far as its gradients: bound, checked, and where nothing was saved with the values
 // per row that one more forward gives. `prepare` sets what the check looks at besides.
 template <class Call, class Prepare>
-Bound<Call> begin_backward(const py::dict& arguments, const Prepare& prepare) {
+Bound<Call> begin_backward(const py::dict& arguments, const MaybeShard& shard,
+                           const Prepare& prepare) {
   Bound<Call> bound(arguments);
   Call& call = bound.call;
+  set_shard(call, shard);
   call.pass = jit::Pass::bwd;
   bind_parameters(k_gradient_parameters, arguments, call, bound.arguments);
   const bool runs_forward = !call.row_max.present();
+  if (runs_forward && shard) throw std::logic_error("a shard's backward without row_max");
   if (runs_forward && call.grad_entropy.present()) {
     call.entropy = dense_tensor(nullptr, DType::f32, {}, {});  // to come
   }
@@ -149,8 +245,9 @@ Bound<Call> begin_backward(const py::dict& arguments, const Prepare& prepare) {
 // Gradients of hidden, weight and bias, None where not needed and of a weight whose gradient is
 // added to accumulate_into. Those of hidden and weight are float32 where `sums_of_` says so.
 py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, bool needs_weight,
-                               bool needs_bias, bool sums_of_hidden, bool sums_of_weight) {
-  auto bound = begin_backward<LinearLogpCall>(arguments, [&](Bound<LinearLogpCall>& begun) {
+                               bool needs_bias, bool sums_of_hidden, bool sums_of_weight,
+                               const MaybeShard& shard) {
+  auto bound = begin_backward<LinearLogpCall>(arguments, shard, [&](Bound<LinearLogpCall>& begun) {
     LinearLogpCall& call = begun.call;
     bind_parameters(k_kept_parameters, arguments, call, begun.arguments);
     if (call.kept.present() &&
@@ -191,8 +288,9 @@ py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, boo
 
 // The gradient of the logits; None where they were written over. Written into `into` where given,
 // an earlier call's result, and then only if `unless_one`, one float32, is not 1.
-py::object logp_backward(const py::dict& arguments, py::object into, py::handle unless_one) {
-  auto bound = begin_backward<LogpCall>(arguments, [](Bound<LogpCall>&) {});
+py::object logp_backward(const py::dict& arguments, py::object into, py::handle unless_one,
+                         const MaybeShard& shard) {
+  auto bound = begin_backward<LogpCall>(arguments, shard, [](Bound<LogpCall>&) {});
   LogpCall& call = bound.call;
   TensorArgument grad, factor;
   if (call.in_place) {
@@ -239,22 +337,30 @@ py::tuple explain(const py::dict& arguments) {
 void bind_logp(py::module_& module) {
   module.def(
       "linear_logp_forward",
-      [](const py::dict& arguments, bool save, bool keep) {
+      [](const py::dict& arguments, bool save, bool keep, const MaybeShard& shard) {
+        if (shard) return forward_part<LinearLogpCall>(arguments, keep, save, shard);
         return forward<LinearLogpCall>(arguments, save, keep, save);
       },
-      py::arg("arguments"), py::arg("save") = false, py::arg("keep") = false);
+      py::arg("arguments"), py::arg("save") = false, py::arg("keep") = false,
+      py::arg("shard") = py::none());
+  module.def("linear_logp_join", join<LinearLogpCall>, py::arg("arguments"), py::arg("parts"),
+             py::arg("shard"));
   module.def("linear_logp_backward", linear_logp_backward, py::arg("arguments"),
              py::arg("needs_hidden"), py::arg("needs_weight"), py::arg("needs_bias"),
-             py::arg("sums_of_hidden") = false, py::arg("sums_of_weight") = false);
+             py::arg("sums_of_hidden") = false, py::arg("sums_of_weight") = false,
+             py::arg("shard") = py::none());
   module.def("linear_logp_explain", explain<LinearLogpCall>, py::arg("arguments"));
   module.def(
       "logp_forward",
-      [](const py::dict& arguments, bool save, bool differentiated) {
+      [](const py::dict& arguments, bool save, bool differentiated, const MaybeShard& shard) {
+        if (shard) return forward_part<LogpCall>(arguments, false, differentiated, shard);
         return forward<LogpCall>(arguments, save, false, differentiated);
       },
-      py::arg("arguments"), py::arg("save") = false, py::arg("differentiated") = false);
+      py::arg("arguments"), py::arg("save") = false, py::arg("differentiated") = false,
+      py::arg("shard") = py::none());
+  module.def("logp_join", join<LogpCall>, py::arg("arguments"), py::arg("parts"), py::arg("shard"));
   module.def("logp_backward", logp_backward, py::arg("arguments"), py::arg("into") = py::none(),
-             py::arg("unless_one") = py::none());
+             py::arg("unless_one") = py::none(), py::arg("shard") = py::none());
   module.def("logp_explain", explain<LogpCall>, py::arg("arguments"));
 }
 

@@ -10,11 +10,6 @@
 namespace rlk::templates {
 namespace {
 
-bool is_dense(const Tensor& tensor) {
-  return tensor.num_elements() == 0 || flat_stride(tensor.dims(), tensor.steps()) == 1 ||
-         tensor.num_elements() == 1;
-}
-
 // Whether all values were 0 or 1.
 template <class T>
 bool narrow(const T* from, std::vector<unsigned char>& to) {

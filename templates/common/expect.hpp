@@ -12,6 +12,11 @@
 
 namespace rlk {
 
+// Whether the elements lie side by side.
+inline bool is_dense(const Tensor& tensor) {
+  return tensor.num_elements() <= 1 || flat_stride(tensor.dims(), tensor.steps()) == 1;
+}
+
 // A tensor of a call, and what the caller knows it by.
 struct Given {
   const jit::OpCall& call;

@@ -39,7 +39,7 @@ extern __shared__ uint4 shared_memory[];
 
 // What a thread has under way. Registers are short where a cap may be, and with one where leaves
 // begin between fours of columns.
-constexpr bool kHasOddLeaves = kV >= 0 && LogpLeaves<kLogpLeaf>{kV}.segment() % 4 != 0;
+constexpr bool kHasOddLeaves = kV >= 0 && logp_segment(kV) % 4 != 0;
 constexpr int kFoldAtOnce = kIsCapRunTime || (kMayBeCapped && kHasOddLeaves) ? 1 : kLeavesAtOnce;
 constexpr int kGradientsAtOnce = kIsCapRunTime ? 1 : 2;
 // Of the next row, while memory has nothing else to do.

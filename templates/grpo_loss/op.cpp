@@ -9,7 +9,7 @@ namespace {
 
 // No entropy.
 constexpr auto k_parameters = jit::joined(k_logits_parameter, k_row_parameters);
-constexpr auto k_constants = logits_constants({{"V", "kV"}}, k_parameters);
+constexpr auto k_constants = logits_constants({{"V", "kV"}, k_segment_constant}, k_parameters);
 
 constexpr const char* k_entries[] = {"rlk_grpo_loss_bwd_pack", "rlk_grpo_loss_bwd_main"};
 
@@ -20,7 +20,7 @@ std::span<const char* const> entries(jit::Pass pass, Backend backend) {
 
 jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning&) {
   const auto& call = static_cast<const GrpoLossCall&>(base);
-  return logits_specialization(call, target, call.logits.dtype, {call.vocab()});
+  return logits_specialization(call, target, call.logits.dtype, {call.vocab(), jit::k_run_time});
 }
 
 // The CPU's way is logp and ppo_loss, one after the other.

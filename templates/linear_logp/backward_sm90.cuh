@@ -200,7 +200,7 @@ RLK_DEVICE void turn_strip(const Args& a, int strip, Int64 first, Int64 end) {
         x[r][i] = Element<kSm90Type>::pack(kept.x * factor, kept.y * factor);
       }
       st_global(to + (row0 + r) * a.wave.pitch, x[r]);
-      const Int64 target = target_of(a, call_row(a, row0 + r)) - columns.begin - col;
+      const Int64 target = column_of(a, target_of(a, call_row(a, row0 + r))) - columns.begin - col;
       if (target >= 0 && target < 8 && col + target < columns.cols) {
         to[(row0 + r) * a.wave.pitch + target] = Element<kSm90Type>::from_float(grad.exact);
       }

@@ -55,10 +55,6 @@ void check_bias(const LinearLogpCall& call) {
   expect_shape(bias, call.weight.dims().first(1));
 }
 
-bool is_dense(const Tensor& tensor) {
-  return tensor.num_elements() <= 1 || flat_stride(tensor.dims(), tensor.steps()) == 1;
-}
-
 // Addresses of a tensor's elements: from the first byte to the one after the last.
 std::pair<const std::byte*, const std::byte*> span_of(const Tensor& tensor) {
   std::int64_t first = 0, last = 0;
@@ -130,6 +126,7 @@ void check_linear_logp(const jit::OpCall& base) {
   check_operands(call);
   check_bias(call);
   check_logp_rows(call, call.hidden, "hidden");
+  check_logp_shard(call, call.weight.shape[0]);
   check_saved(call);
   check_accumulate_into(call);
   check_kept(call);

@@ -36,6 +36,7 @@ constexpr LinearLogpCpuTile linear_logp_cpu_tile(Int64 vector_lanes) {
 struct LinearLogpCpuOperands : LogitOptions {
   // Sizes. Kernels read them where kV, kD are -1; they are equal to the constants elsewhere.
   Int64 vocab;
+  LogpShard shard;
   Int64 dim;
   Int64 all_rows;     // active rows of the call
   const Int64* rows;  // index of each active row in the outputs, or null: identity
@@ -50,7 +51,7 @@ struct LinearLogpCpuOperands : LogitOptions {
   const void* bias;  // of bias_type, a TypeCode
   Int64 bias_type;
   Int64 bias_stride;
-  const Int64* target;               // 0 <= target < vocab
+  const Int64* target;               // 0 <= target < vocab; -1: another rank has it
   const float* inverse_temperature;  // or null: 1
 
   // Upstream gradients (backward), each 0 where null. Where kEntropy is -1, grad_entropy tells
@@ -103,7 +104,7 @@ struct LinearLogpCpuArgs : LinearLogpCpuOperands {
 
   float* hidden_by_row;  // [padded_rows/P][dim][P]: lanes are rows (null where none reads it)
   float* hidden_by_col;  // [ceil(dim/P)][padded_rows][P]: lanes are columns (backward, or null)
-  Int64* lane_target;    // [padded_rows] target, -1 in padding
+  Int64* lane_target;    // [padded_rows] target, -1 in padding and of another rank
   float* lane_scale;     // [padded_rows] inverse temperature, 1 in padding
 
   // [padded_rows], backward. Gradients are those of a raw logit before the cap: times the

@@ -166,16 +166,17 @@ struct LinearLogpCudaArgs : LogpCudaRows {
 };
 
 // What `width` is: whole boxes of the loop of sm_90a.
-constexpr int linear_logp_wave_width(long long vocab, const LinearLogpWave& wave) {
-  const int left = LogpLeaves<kLogpLeaf>{vocab}.segment() - wave.first_leaf * kLogpLeaf;
+constexpr int linear_logp_wave_width(const LogpLeaves<kLogpLeaf>& leaves,
+                                     const LinearLogpWave& wave) {
+  const int left = leaves.segment() - wave.first_leaf * kLogpLeaf;
   const int cols = wave.num_leaves * kLogpLeaf;
   return ((left < cols ? left : cols) + 63) / 64 * 64;
 }
 
 // Those of `kept` but its memory, where `segments` are.
-constexpr LinearLogpKept linear_logp_kept(long long vocab, int segments) {
-  const LogpLeaves<kLogpLeaf> leaves{vocab};
-  const int width = linear_logp_wave_width(vocab, {0, 1, 0, leaves.of_segment(), 0, 0, 0, nullptr});
+constexpr LinearLogpKept linear_logp_kept(const LogpLeaves<kLogpLeaf>& leaves, int segments) {
+  const int width =
+      linear_logp_wave_width(leaves, {0, 1, 0, leaves.of_segment(), 0, 0, 0, nullptr});
   const int step = width + (leaves.of_segment() * 2 + 63) / 64 * 64;
   return {nullptr, 1ll * segments * step, segments, width, step};
 }

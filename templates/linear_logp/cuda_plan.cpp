@@ -27,11 +27,16 @@ class Planner {
     plan_.copies.set_rows(arena, call, args());
   }
 
+  CudaPlan join() {
+    plan_.num_row_copies = plan_.copies.size();
+    return plan_;
+  }
+
   CudaPlan forward(Int64 workspace_bytes) {
     rows();
     operands();
     if (args().num_rows == 0) return plan_;
-    const Int64 leaves = logp_num_leaves(args().vocab);
+    const Int64 leaves = args().leaves().count();
     const bool stats = call_.needs_stats();
     const Int64 partial_bytes = 8 + (call_.entropy.present() ? 4 : 0) + (stats ? 12 : 0);
     const Int64 strip =
@@ -177,7 +182,7 @@ class Planner {
   void keep() {
     if (!call_.kept.present()) return;
     args().kept =
-        linear_logp_kept(args().vocab, static_cast<int>(linear_logp_kept_segments(call_)));
+        linear_logp_kept(args().leaves(), static_cast<int>(linear_logp_kept_segments(call_)));
     args().kept.data = call_.kept.data;
   }
 
@@ -203,7 +208,7 @@ class Planner {
     LinearLogpWave& wave = args().wave;
     args().sum_pitch = round_up(args().dim, 4);
     wave.num_leaves = num_leaves();
-    wave.width = wave.step = linear_logp_wave_width(args().vocab, wave);
+    wave.width = wave.step = linear_logp_wave_width(args().leaves(), wave);
     int segments = args().kept.data != nullptr ? args().kept.num_segments : kLogpSegments;
     const auto fits = [&](int count) {
       const WaveBytes bytes = wave_bytes(rows, count);
@@ -219,7 +224,7 @@ class Planner {
       const Int64 most =
           std::max((budget - bytes.all(rows) + bytes.grad_logits) / leaf_bytes, k_least_leaves);
       wave.num_leaves = static_cast<int>(ceil_div(num_leaves(), ceil_div(num_leaves(), most)));
-      wave.width = wave.step = linear_logp_wave_width(args().vocab, wave);
+      wave.width = wave.step = linear_logp_wave_width(args().leaves(), wave);
     }
     plan_.wave_leaves = wave.num_leaves;
     args().strip_rows = rows;  // sums over a piece of a segment wait for the next one, of all rows
@@ -250,10 +255,8 @@ class Planner {
     const Int64 strips = ceil_div(rows, most / kCopyTileRows * kCopyTileRows);
     return round_up(ceil_div(rows, strips), kCopyTileRows);
   }
-  int num_leaves() const { return LogpLeaves<kLogpLeaf>{plan_.args.vocab}.of_segment(); }
-  int num_segments() const {
-    return LogpLeaves<kLogpLeaf>{plan_.args.vocab}.count() / num_leaves();
-  }
+  int num_leaves() const { return plan_.args.leaves().of_segment(); }
+  int num_segments() const { return plan_.args.leaves().count() / num_leaves(); }
   // Sums that wait at once for those of later waves.
   Int64 num_levels(int segments) const {
     const Int64 waves = ceil_div(num_segments(), segments);
@@ -280,6 +283,7 @@ int linear_logp_group_tiles(int tile_rows, Int64 row_bytes) {
 CudaPlan plan_linear_logp_cuda(Arena& arena, const LinearLogpCall& call, const CudaLoop& loop,
                                Int64 workspace_bytes) {
   Planner planner(arena, call, loop);
+  if (call.parts.present()) return planner.join();
   if (call.pass == jit::Pass::fwd) return planner.forward(workspace_bytes);
   return planner.backward(workspace_bytes);
 }

@@ -170,4 +170,9 @@ extern "C" void rlk_linear_logp_fwd_merge(const Args* args, Int64 begin, Int64 e
   }
 }
 
+extern "C" void rlk_linear_logp_fwd_join(const Args* args, Int64 begin, Int64 end, void*) {
+#pragma clang loop unroll(disable)
+  for (Int64 item = begin; item < end; ++item) join_parts(*args, item * kLanes);
+}
+
 }  // namespace rlk

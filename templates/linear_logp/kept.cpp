@@ -7,12 +7,15 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 
 namespace rlk {
 namespace {
 
-std::int64_t segment_columns(std::int64_t vocab) { return ceil_div(vocab, kLogpSegments); }
+LogpLeaves<kLogpLeaf> leaves_of(const LinearLogpCall& call) {
+  return {call.weight.shape[0], segment_of(call, call.weight.shape[0])};
+}
 
 // The CPU's kernels compute with fp32 alone.
 DType kept_dtype(const LinearLogpCall& call) {
@@ -22,16 +25,17 @@ DType kept_dtype(const LinearLogpCall& call) {
 // All or half of them: less would make a call of forward and backward faster by less than 5 %. A
 // budget counts what a segment's columns take.
 std::int64_t segments_within(const LinearLogpCall& call, std::int64_t mib) {
-  const std::int64_t rows = call.target.num_elements(), vocab = call.weight.shape[0];
+  const std::int64_t rows = call.target.num_elements();
   const auto element_bytes = static_cast<std::int64_t>(size_bytes(kept_dtype(call)));
   // Where padding is more than an eighth it counts.
-  const std::int64_t own = segment_columns(vocab), padded = linear_logp_kept_step(call);
+  const std::int64_t own = leaves_of(call).segment(), padded = linear_logp_kept_step(call);
   const std::int64_t columns = padded > own + own / 8 ? padded : own;
   if (rows == 0) return 0;
   const std::int64_t held = (mib << 20) / (columns * element_bytes) / rows;
-  const std::int64_t all = ceil_div(vocab, own);
+  const std::int64_t all = ceil_div(call.weight.shape[0], own);
   if (held >= all) return all;
-  return held >= kLogpSegments / 2 ? kLogpSegments / 2 : 0;
+  const auto half = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(all)) / 2);
+  return held >= half ? half : 0;
 }
 
 }  // namespace
@@ -42,9 +46,8 @@ bool linear_logp_keeps(const LinearLogpCall& call, Target target) {
 }
 
 std::int64_t linear_logp_kept_step(const LinearLogpCall& call) {
-  const std::int64_t vocab = call.weight.shape[0];
-  if (call.device.kind == Device::Kind::cuda) return linear_logp_kept(vocab, 1).step;
-  return round_up(segment_columns(vocab), 64);
+  if (call.device.kind == Device::Kind::cuda) return linear_logp_kept(leaves_of(call), 1).step;
+  return round_up(std::int64_t{leaves_of(call).segment()}, 64);
 }
 
 std::int64_t linear_logp_kept_segments(const LinearLogpCall& call) {

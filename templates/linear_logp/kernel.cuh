@@ -14,6 +14,8 @@
 // Rendered before this text:
 //   kX             type of hidden and weight: 1 fp32, 2 bf16, 3 fp16; never -1
 //   kV             vocabulary size, or -1: run-time vocab
+//   kSegment       columns of a segment (common/logp/leaves.h), or -1: of a vocabulary of its own
+//                  where kV is given, else run-time
 //   kD             hidden size, or -1: run-time dim
 //   kTile          sm_90a and 16 bits: index of kLinearLogpSm90Tiles, or -1: the first
 //   kSoftcap, kLogitScale   as in common/logp/formula.cuh
@@ -39,6 +41,8 @@
 //                                   kLinearLogpSm90Tiles[kTile].shared_bytes() dynamic, in its
 //                                   clusters
 //     rlk_linear_logp_fwd_merge     ceil(strip_rows / kLinearLogpMergeRows) x 512
+//   alone, of a call that has the parts of all ranks (common/logp/shard.h):
+//     rlk_linear_logp_fwd_join      ceil(rows / 256) x 256
 //   backward
 //     rlk_linear_logp_bwd_rows      1 x 1024
 //     rlk_linear_logp_bwd_pack      any x 256                as above; hidden also with bwd_rows

@@ -25,6 +25,8 @@
 //                                         -> partials, lane_target_logit; uses the scratch
 //     rlk_linear_logp_fwd_merge           a panel of rows -> logp, row_max, row_log_sum, entropy,
 //     lse
+//   of a call that has the parts of all ranks, alone (common/logp/shard.h):
+//     rlk_linear_logp_fwd_join            a vector of rows -> as fwd_merge
 //   backward, for each segment, for each wave of it, for each strip:
 //     rlk_linear_logp_bwd_pack_weight     kLeaf columns -> weight_wave (once a wave)
 //     rlk_linear_logp_bwd_pack_hidden     a panel of rows -> hidden_by_row, hidden_by_col, lane_*

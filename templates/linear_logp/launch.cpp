@@ -80,7 +80,8 @@ void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base,
     call.pass == jit::Pass::fwd ? zero_results(call) : zero(call.grad_hidden);
   }
   if (call.pass == jit::Pass::fwd) {
-    launch_linear_logp_fwd(steps_of<LinearLogpFwdSteps>(kernel), tile, operands, pool);
+    const auto run = call.parts.present() ? join_linear_logp_fwd : launch_linear_logp_fwd;
+    run(steps_of<LinearLogpFwdSteps>(kernel), tile, operands, pool);
   } else {
     launch_linear_logp_bwd(steps_of<LinearLogpBwdSteps>(kernel), tile, operands, pool);
   }

@@ -142,7 +142,7 @@ void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpu
   LinearLogpCpuArgs args{};
   static_cast<LinearLogpCpuOperands&>(args) = operands;
   const Int64 panel = tile.panel();
-  const Int64 leaves = LogpLeaves<kLogpCpuLeaf>{args.vocab}.count();
+  const Int64 leaves = LogpLeaves<kLogpCpuLeaf>{args.vocab, args.shard.segment}.count();
   const bool has_entropy = args.entropy != nullptr, has_stats = args.stats.argmax != nullptr;
   const Int64 num_partials = 2 + (has_entropy ? 1 : 0) + (has_stats ? 3 : 0);
   const Int64 strip =
@@ -171,6 +171,16 @@ void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpu
   }
 }
 
+void join_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpuTile& tile,
+                          const LinearLogpCpuOperands& operands, ThreadPool& pool) {
+  Runner runner(pool);
+  LinearLogpCpuArgs args{};
+  static_cast<LinearLogpCpuOperands&>(args) = operands;
+  set_strip(args, tile, 0, args.all_rows);
+  runner.run(steps.join, args, ceil_div(args.all_rows, tile.vector_lanes),
+             args.shard.num_parts * tile.vector_lanes * 8);
+}
+
 void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpuTile& tile,
                             const LinearLogpCpuOperands& operands, ThreadPool& pool) {
   constexpr Int64 k_strip_rows = 576;
@@ -189,7 +199,7 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
   const Int64 padded_dim = round_up(args.dim, panel);
   const Int64 strip = strip_rows(tile, std::max<Int64>(args.all_rows, 1),
                                  std::min(k_strip_rows, k_hidden_floats / args.dim));
-  const LogpLeaves<kLogpCpuLeaf> leaves_of_vocab{args.vocab};
+  const LogpLeaves<kLogpCpuLeaf> leaves_of_vocab{args.vocab, args.shard.segment};
   const Int64 segment = leaves_of_vocab.segment();
   const Int64 num_segments = ceil_div(args.vocab, segment);
   const Int64 wave = std::min(

@@ -10,8 +10,9 @@ namespace rlk {
 // Entry points of the forward's artifact.
 struct LinearLogpFwdSteps {
   static constexpr const char* entries[] = {"rlk_linear_logp_fwd_pack", "rlk_linear_logp_fwd_main",
-                                            "rlk_linear_logp_fwd_merge"};
-  LinearLogpCpuStep pack, main, merge;
+                                            "rlk_linear_logp_fwd_merge",
+                                            "rlk_linear_logp_fwd_join"};
+  LinearLogpCpuStep pack, main, merge, join;
 };
 
 // Entry points of the backward's artifact.
@@ -30,6 +31,10 @@ struct LinearLogpBwdSteps {
 // std::bad_alloc.
 void launch_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpuTile& tile,
                             const LinearLogpCpuOperands& operands, runtime::ThreadPool& pool);
+
+// Writes the same from the parts of all ranks (common/logp/shard.h).
+void join_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpuTile& tile,
+                          const LinearLogpCpuOperands& operands, runtime::ThreadPool& pool);
 
 // Writes the gradients whose pointers are set: all of grad_weight and grad_bias (also where no row
 // is active), and the active rows of grad_hidden.

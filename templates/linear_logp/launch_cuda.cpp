@@ -17,9 +17,10 @@ namespace {
 using namespace runtime::cuda;
 
 // In the order of the entries below.
-enum FwdStep { k_fwd_rows, k_fwd_pack, k_fwd_main, k_fwd_merge };
+enum FwdStep { k_fwd_rows, k_fwd_pack, k_fwd_main, k_fwd_merge, k_fwd_join };
 constexpr const char* k_fwd_entries[] = {"rlk_linear_logp_fwd_rows", "rlk_linear_logp_fwd_pack",
-                                         "rlk_linear_logp_fwd_main", "rlk_linear_logp_fwd_merge"};
+                                         "rlk_linear_logp_fwd_main", "rlk_linear_logp_fwd_merge",
+                                         "rlk_linear_logp_fwd_join"};
 enum BwdStep {
   k_bwd_rows,
   k_bwd_pack,
@@ -165,7 +166,7 @@ void launch_fwd(Queue& queue, CudaPlan& plan, const MainStep& main) {
   queue.pack(k_fwd_pack, plan.row_copies());
   if (args.rows != nullptr) queue.step(k_fwd_rows, 1, 1024, args);
   queue.pack(k_fwd_pack, plan.operand_copies());
-  const Int64 leaves = logp_num_leaves(args.vocab);
+  const Int64 leaves = args.leaves().count();
   const auto tiles_of = [&](Int64 first) {
     return ceil_div(std::min(args.strip_rows, args.num_rows - first), main.rows) * leaves *
            main.cluster;
@@ -304,7 +305,7 @@ void launch_bwd(Queue& queue, CudaPlan& plan, const GradSteps& steps) {
   if (args.hidden_shifted != nullptr) {
     queue.step(k_bwd_shift, std::min<Int64>(args.num_rows, 4096), 256, args);
   }
-  const LogpLeaves<kLogpLeaf> leaves{args.vocab};
+  const LogpLeaves<kLogpLeaf> leaves = args.leaves();
   const int segments = leaves.count() / leaves.of_segment();
   if (args.next_tile != nullptr) {
     queue.zero(args.next_tile, static_cast<std::size_t>(plan.num_waves) * sizeof(unsigned));
@@ -322,7 +323,7 @@ void launch_bwd(Queue& queue, CudaPlan& plan, const GradSteps& steps) {
     for (int leaf = 0; leaf < leaves.of_segment(); leaf += plan.wave_leaves) {
       args.wave.first_leaf = leaf;
       args.wave.num_leaves = std::min(plan.wave_leaves, leaves.of_segment() - leaf);
-      args.wave.width = linear_logp_wave_width(args.vocab, args.wave);
+      args.wave.width = linear_logp_wave_width(leaves, args.wave);
       Wave(queue, args, steps)
           .launch(plan.element_bytes, leaf + plan.wave_leaves >= leaves.of_segment());
       if (args.next_tile != nullptr) ++args.next_tile;
@@ -387,7 +388,10 @@ void launch_linear_logp_cuda(const LoadedKernel& kernel, const LinearLogpCall& c
   plan.args.op = "linear_logp";
 
   Queue queue(kernel, call, driver);
-  if (call.pass == jit::Pass::fwd) {
+  if (call.parts.present()) {
+    queue.pack(k_fwd_pack, plan.row_copies());
+    queue.step(k_fwd_join, ceil_div(plan.args.num_rows, 256), 256, plan.args);
+  } else if (call.pass == jit::Pass::fwd) {
     launch_fwd(
         queue, plan,
         loop.is_sm90

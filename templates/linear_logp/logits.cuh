@@ -62,7 +62,7 @@ RLK_DEVICE void load_tile_values(LogitsShared& s, const Args& a, Int64 row0, int
     const Int64 row = call_row(a, active);
     s.hidden[i] = hidden_row<T>(a, active, row);
     s.scale[i] = scale_of(a, row);
-    const Int64 t = target_of(a, row);
+    const Int64 t = column_of(a, target_of(a, row));
     const bool here = t >= col0 && t < col0 + num_cols && i < num_rows;
     s.target[i] = here ? static_cast<int>(t - col0) : -1;
   }

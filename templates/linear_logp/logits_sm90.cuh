@@ -60,9 +60,9 @@ class LogitsSm90 {
       if (tile_row < num_rows) {
         const Int64 row = call_row(a, first_row + tile_row);
         scale = scale_of(a, row);
-        const Int64 id = target_of(a, row);
-        if (id >= leaf.begin && id < leaf.begin + leaf.cols) {
-          target = static_cast<int>(id - leaf.begin);
+        const Int64 col = column_of(a, target_of(a, row));
+        if (col >= leaf.begin && col < leaf.begin + leaf.cols) {
+          target = static_cast<int>(col - leaf.begin);
         }
       }
       s.scale[t] = scale;

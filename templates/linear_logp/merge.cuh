@@ -6,39 +6,6 @@
 
 namespace rlk {
 
-// Joins partials that come in order as a balanced tree, of at most 2^(kLevels - 1) of them: beyond,
-// such trees are joined in order.
-class Tree {
- public:
-  RLK_DEVICE Tree() { level_[kLevels - 1] = no_columns(); }
-  RLK_DEVICE void push(const Partial& partial) { put<0>(partial, count_++); }
-  RLK_DEVICE Partial total() const {
-    Partial sum = no_columns();
-    unrolled<kLevels - 1>([&](auto i) {
-      if (count_ >> i & 1) sum = join(level_[i], sum);
-    });
-    return join(level_[kLevels - 1], sum);
-  }
-
- private:
-  static constexpr int kLevels = 8;
-
-  // As a binary counter counts: a carry takes the partials of a level with it.
-  template <int i>
-  RLK_DEVICE void put(const Partial& partial, unsigned index) {
-    if constexpr (i == kLevels - 1) {
-      level_[i] = join(level_[i], partial);
-    } else if (index >> i & 1) {
-      put<i + 1>(join(level_[i], partial), index);
-    } else {
-      level_[i] = partial;
-    }
-  }
-
-  Partial level_[kLevels];
-  unsigned count_ = 0;
-};
-
 // A row is merged by 32 lanes, each of which joins a run of leaves: a quarter of a segment, in
 // leaves a power of two, so that the runs join as the segment's tree.
 constexpr int kMergeLanes = 32;
@@ -100,7 +67,11 @@ extern "C" __global__ void __launch_bounds__(rlk::kLinearLogpMergeRows* rlk::kMe
   const Int64 target = target_of(a, row);
   // Without a list of rows some may have been computed that are not active.
   if (!a.rows && !is_active(a, row, target)) return write_neutral(a, row);
-  // A target out of range has no logit that anyone wrote.
-  const bool has_logit = target >= 0 && target < vocab(a);
-  write_row(a, row, target, has_logit ? a.target_logit[strip_row] : 0.0f, whole);
+  // A target that has no column has no logit that anyone wrote.
+  write_row(a, row, target, has_column(a, target) ? a.target_logit[strip_row] : 0.0f, whole);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    rlk_linear_logp_fwd_join(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
+  rlk::join_parts(a);
 }

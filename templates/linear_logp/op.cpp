@@ -51,7 +51,7 @@ constexpr auto k_parameters =
     jit::joined(k_matrices, k_row_parameters, k_output_parameters, k_own_parameters);
 
 constexpr auto k_constants =
-    logits_constants({{"V", "kV"}, {"D", "kD"}}, k_parameters,
+    logits_constants({{"V", "kV"}, {"D", "kD"}, k_segment_constant}, k_parameters,
                      {{"tile", "kTile", k_tile_words}});  // of the loop of sm_90a; 0 elsewhere
 
 // Whether kTile has a meaning.
@@ -73,7 +73,9 @@ std::span<const char* const> entries(jit::Pass pass, Backend backend) {
 jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning& tuning) {
   const auto& call = static_cast<const LinearLogpCall&>(base);
   const Tensor& weight = call.weight;
-  auto spec = logits_specialization(call, target, weight.dtype, {weight.shape[0], weight.shape[1]});
+  auto spec = logits_specialization(
+      call, target, weight.dtype,
+      {weight.shape[0], weight.shape[1], segment_constant(call, weight.shape[0])});
   if (has_tiles(spec.values[0], call.pass, target)) {
     spec.values[k_linear_logp_tile] =
         call.tile ? *call.tile : tile_of(jit::row_class(call.target.num_elements()), tuning);

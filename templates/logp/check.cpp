@@ -43,6 +43,7 @@ void check_logits(const LogpCall& call) {
     fail_shape(logits, "[..., V] with V from 1 to 2^31 - 1");
   }
   check_logp_rows(call, call.logits, "logits");
+  check_logp_shard(call, call.vocab());
 }
 
 void check_logp(const jit::OpCall& base) {

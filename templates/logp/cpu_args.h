@@ -17,10 +17,11 @@ struct LogpCpuMatrix {
 // Only active rows are listed; every array a row is one of them unless it is said to be indexed
 // through `rows`. Partials and lane_target_logit start at first_row.
 struct LogpCpuArgs : LogitOptions {
-  Int64 vocab;        // read where kV is -1, else equal to it
+  Int64 vocab;  // read where kV is -1, else equal to it
+  LogpShard shard;
   const Int64* rows;  // index of each active row in the call, or null: identity
   LogpCpuMatrix logits;
-  const Int64* target;               // 0 <= target < vocab
+  const Int64* target;               // 0 <= target < vocab; -1: another rank has it
   const float* inverse_temperature;  // or null: 1
 
   // Upstream gradients (backward), each 0 where null.

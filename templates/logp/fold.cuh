@@ -165,7 +165,7 @@ class LeafCursor {
   }
   RLK_DEVICE LogpLeaf leaf(const LogpLeaves<kLogpLeaf>& leaves) const {
     int cols = min(left_, kLogpLeaf);
-    if (leaves.vocab % kLogpSegments != 0) {  // the last segment is shorter
+    if (leaves.vocab % leaves.segment() != 0) {  // the last segment is shorter
       cols = min(static_cast<int>(leaves.vocab) - begin_, cols);
     }
     return {begin_, cols};
@@ -256,8 +256,8 @@ RLK_DEVICE void join_segments(const Args& a, const Partials& at) {
 RLK_DEVICE void merge_row(const Args& a, Int64 row, Int64 target, const Partials& from) {
   const int lane = threadIdx.x % 32;
   float target_logit = 0.0f;
-  if (lane == 0 && target >= 0 && target < vocab(a)) {
-    const T x = row_of(a.logits, row)[target * a.logits.col_stride];
+  if (lane == 0 && has_column(a, target)) {
+    const T x = row_of(a.logits, row)[column_of(a, target) * a.logits.col_stride];
     const float scale = scale_of(a, row);
     float slope;
     const float start = scaled(a, Element<kX>::to_float(x));

@@ -79,4 +79,9 @@ extern "C" __global__ void __launch_bounds__(kLogpThreads, 2)
   }
 }
 
+extern "C" __global__ void __launch_bounds__(256)
+    rlk_logp_fwd_join(const __grid_constant__ Args a) {
+  join_parts(a);
+}
+
 }  // namespace rlk

@@ -158,4 +158,9 @@ extern "C" void rlk_logp_fwd_merge(const Args* args, Int64 begin, Int64 end) {
   }
 }
 
+extern "C" void rlk_logp_fwd_join(const Args* args, Int64 begin, Int64 end) {
+#pragma clang loop unroll(disable)
+  for (Int64 item = begin; item < end; ++item) join_parts(*args, item * kLanes);
+}
+
 }  // namespace rlk

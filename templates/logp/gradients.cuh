@@ -23,7 +23,7 @@ RLK_DEVICE GradientRow gradient_row(const Args& a, Int64 row, Int64 target) {
   values.log_sum = a.row_log_sum[row];
   values.scale = scale_of(a, row);
   values.none = no_gradient(values.max);
-  values.target = target;
+  values.target = column_of(a, target);
   return values;
 }
 

@@ -11,6 +11,7 @@
 // Rendered before this text:
 //   kX             type of logits: 1 fp32, 2 bf16, 3 fp16; never -1
 //   kV             vocabulary size, or -1: run-time vocab
+//   kSegment       as in linear_logp/kernel.cuh
 //   kSoftcap, kLogitScale   as in common/logp/formula.cuh
 //   kEntropy       1: entropy (backward: its gradient); 0: none; -1: run-time, where arrays are
 //                  given
@@ -24,6 +25,8 @@
 //   rlk_logp_fwd_main    any x kLogpThreads      rows * parts are dealt out; with one part
 //                                                logp_partial_bytes() of dynamic shared memory
 //   rlk_logp_fwd_merge   any x 32                partials are in the workspace
+//   rlk_logp_fwd_join    ceil(rows / 256) x 256  alone, of a call that has the parts of all ranks
+//                                                (common/logp/shard.h)
 //   rlk_logp_bwd_pack    any x 256               as above
 //   rlk_logp_bwd_main    any x kLogpThreads      rows * parts are dealt out
 //

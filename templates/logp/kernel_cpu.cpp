@@ -12,6 +12,7 @@
 // Steps in order; items are independent, so any split over threads gives the same bits:
 //   rlk_logp_fwd_main    item: (row of the strip, part), parts fastest -> partials, target logits
 //   rlk_logp_fwd_merge   item: a vector of rows -> logp, row_max, row_log_sum, entropy, lse
+//   rlk_logp_fwd_join    item: a vector of rows -> the same, from the parts of all ranks, alone
 //   rlk_logp_bwd_main    item: (row, part) -> grad_logits
 //
 // Reads the logits once, the backward writes as much. 20 operations a logit, an exp among them. The

@@ -75,7 +75,7 @@ void launch_logp_cpu(const LoadedKernel& kernel, const LogpCall& call) {
   const ActiveRows active = active_rows(call, call.logits, vocab);
   LogpCpuArgs args = arguments(call, active, vocab);
   const bool all_active = active.num_active == active.num_rows;
-  const Int64 leaves = LogpLeaves<kLogpCpuLeaf>{vocab}.count();
+  const Int64 leaves = LogpLeaves<kLogpCpuLeaf>{vocab, args.shard.segment}.count();
   args.leaves_per_part = std::min(leaves, k_part_leaves);
   args.num_parts = ceil_div(leaves, args.leaves_per_part);
   const Int64 cost = std::min(vocab, args.leaves_per_part * kLogpCpuLeaf) * k_logit_cost;
@@ -86,6 +86,12 @@ void launch_logp_cpu(const LoadedKernel& kernel, const LogpCall& call) {
     return;
   }
   if (!all_active) zero_results(call);
+  const Int64 lanes = vector_lanes(kernel.target);
+  if (call.parts.present()) {
+    args.num_rows = active.num_active;
+    run(kernel, 2, args, ceil_div(args.num_rows, lanes), args.shard.num_parts * lanes * 8);
+    return;
+  }
   const bool entropy = args.entropy != nullptr, stats = args.stats.argmax != nullptr;
   const Int64 num_partials = 2 + (entropy ? 1 : 0) + (stats ? 3 : 0);
   const Int64 most = k_partial_floats / (leaves * num_partials) / k_most_lanes * k_most_lanes;
@@ -95,7 +101,6 @@ void launch_logp_cpu(const LoadedKernel& kernel, const LogpCall& call) {
   args.lane_target_logit = partials.get();
   set_partials(args, partials.get() + strip, leaves * strip, entropy, stats);
   args.padded_rows = strip;
-  const Int64 lanes = vector_lanes(kernel.target);
   for (Int64 first = 0; first < active.num_active; first += strip) {
     args.first_row = first;
     args.num_rows = std::min(strip, active.num_active - first);

@@ -37,8 +37,7 @@ Plan make_plan(Arena& arena, const LogpCall& call, int num_sms) {
     args.grad_logits = logp_cuda_matrix(call.grad_logits);
     args.unless_one = static_cast<const float*>(call.unless_one.data);
   }
-  const Int64 leaves =
-      forward ? logp_num_leaves(args.vocab) : ceil_div(args.vocab, Int64{kLogpLeaf});
+  const Int64 leaves = forward ? args.leaves().count() : ceil_div(args.vocab, Int64{kLogpLeaf});
   const Int64 rows = std::max<Int64>(args.num_rows, 1);
   // A row of many leaves is worth more blocks where the rows alone do not fill the card.
   Int64 parts = rows < k_blocks_of_sm / 2 * num_sms ? ceil_div(k_blocks_of_sm * num_sms, rows) : 1;
@@ -111,8 +110,9 @@ void launch_logp_cuda(const LoadedKernel& kernel, const LogpCall& call,
   }
   LogpCudaArgs& args = plan.args;
   const bool forward = call.pass == jit::Pass::fwd;
+  if (call.parts.present()) return launch(3, ceil_div(args.num_rows, 256), 256, args);
   const bool is_shared = forward && args.num_parts == 1;
-  const Int64 leaves = logp_num_leaves(args.vocab);
+  const Int64 leaves = args.leaves().count();
   launch(1, args.num_rows * args.num_parts, kLogpThreads, args,
          is_shared ? logp_partial_bytes(leaves, plan.has_entropy, plan.has_stats) : 0);
   if (forward && !is_shared) launch(2, args.num_rows, kLogpThreads, args);

@@ -11,17 +11,19 @@ constexpr jit::Parameter k_own_parameters[] = {
     {"inplace_backward", jit::Kind::flag, jit::field_of<&LogpCall::in_place>}};
 constexpr auto k_parameters =
     jit::joined(k_logits_parameter, k_row_parameters, k_output_parameters, k_own_parameters);
-constexpr auto k_constants = logits_constants({{"V", "kV"}}, k_parameters);
+constexpr auto k_constants = logits_constants({{"V", "kV"}, k_segment_constant}, k_parameters);
 
-constexpr const char* k_cpu_fwd[] = {"rlk_logp_fwd_main", "rlk_logp_fwd_merge"};
+constexpr const char* k_cpu_fwd[] = {"rlk_logp_fwd_main", "rlk_logp_fwd_merge",
+                                     "rlk_logp_fwd_join"};
 constexpr const char* k_cpu_bwd[] = {"rlk_logp_bwd_main"};
 constexpr const char* k_cuda_fwd[] = {"rlk_logp_fwd_pack", "rlk_logp_fwd_main",
-                                      "rlk_logp_fwd_merge"};
+                                      "rlk_logp_fwd_merge", "rlk_logp_fwd_join"};
 constexpr const char* k_cuda_bwd[] = {"rlk_logp_bwd_pack", "rlk_logp_bwd_main"};
 
 jit::Specialization specialize(const jit::OpCall& base, Target target, const jit::Tuning&) {
   const auto& call = static_cast<const LogpCall&>(base);
-  return logits_specialization(call, target, call.logits.dtype, {call.vocab()});
+  return logits_specialization(call, target, call.logits.dtype,
+                               {call.vocab(), segment_constant(call, call.vocab())});
 }
 
 std::vector<jit::Specialization> generic_variants(Target target) {
@@ -67,8 +69,11 @@ int logp_shared_bytes(const jit::Specialization& spec) {
   if (backend(spec.target) == Backend::cpu || spec.pass == jit::Pass::bwd) return 0;
   const auto vocab = spec.value_of("V"), entropy = spec.value_of("entropy"),
              stats = spec.value_of("stats");
-  return logp_partial_bytes(vocab < 0 ? kLogpMostSharedLeaves : logp_num_leaves(vocab),
-                            entropy != 0, stats != 0);
+  const auto given = static_cast<int>(spec.value_of("segment"));
+  const int segment = given < 0 ? logp_segment(vocab) : given;
+  const auto leaves =
+      vocab < 0 ? kLogpMostSharedLeaves : LogpLeaves<kLogpLeaf>{vocab, segment}.count();
+  return logp_partial_bytes(leaves, entropy != 0, stats != 0);
 }
 
 void launch_logp(const LoadedKernel& kernel, const jit::OpCall& base,

@@ -14,7 +14,7 @@ namespace {
 
 Specialization linear_logp(std::int64_t type, std::int64_t vocab, std::int64_t dim,
                            Pass pass = Pass::fwd, Target target = Target::x86_64_v3) {
-  return {&templates::linear_logp_op, pass, target, {type, vocab, dim}};
+  return {&templates::linear_logp_op, pass, target, {type, vocab, dim, k_run_time}};
 }
 
 TEST(Specialization, TextNamesWhatIsConstant) {

@@ -111,7 +111,11 @@ ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int6
     gather(active.target, *kept);
   }
   active.num_active = static_cast<std::int64_t>(active.target.size());
-  expect_targets_in_range(call, active, vocab);
+  expect_targets_in_range(call, active, call.num_ids > 0 ? call.num_ids : vocab);
+  for (auto& id : active.target) {
+    const std::int64_t column = id - call.first_id;
+    id = column >= 0 && column < vocab ? column : -1;
+  }
 
   const auto leading = static_cast<std::size_t>(matrix.rank - 1);
   const auto stride = flat_stride(matrix.dims().first(leading), matrix.steps().first(leading));
@@ -140,6 +144,7 @@ void zero(const Tensor& dense) {
 }
 
 void zero_results(const LogpCallBase& call) {
+  if (call.part.present()) return zero(call.part);
   for (const Tensor* result : {&call.log_prob, &call.row_max, &call.row_log_sum, &call.entropy,
                                &call.lse, &call.max_logit, &call.mean_logit, &call.sum_p2}) {
     zero(*result);

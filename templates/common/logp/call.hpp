@@ -5,6 +5,8 @@
 #pragma once
 
 #include "jit/op.hpp"
+#include "templates/common/logp/leaves.h"
+#include "templates/common/logp/shard.h"
 #include "templates/common/types.hpp"
 
 #include <array>
@@ -38,6 +40,15 @@ struct LogpCallBase : jit::OpCall {
   // Forward: written where present, all or none: stats.h. float32 [...], argmax int64.
   Tensor max_logit, argmax, mean_logit, sum_p2;
 
+  // Of a rank that has some columns of a vocabulary; num_ids 0: all of it. Targets are ids of all
+  // ranks. `segment`: columns of a segment of the whole, where this rank's columns begin with one;
+  // 0: they are cut as a vocabulary of their own.
+  std::int64_t first_id = 0, num_ids = 0, segment = 0;
+  // Forward: written in place of the results where present, [values][rows] as shard.h says. The
+  // results of a row then point into it, the argmax's to nothing that is read.
+  Tensor part;
+  Tensor parts;  // forward: [ranks][values][rows]; where present they are joined, and no more
+
   // Backward: upstream gradients, floats [...]; those absent are 0.
   Tensor grad_output, grad_entropy, grad_lse;
 
@@ -59,6 +70,17 @@ inline constexpr jit::Range k_finite = {"a finite number of float32", [](double 
                                         }};
 
 inline constexpr std::string_view k_off_on[] = {"", "yes"};
+
+inline int segment_of(const LogpCallBase& call, std::int64_t columns) {
+  return call.segment > 0 ? static_cast<int>(call.segment) : logp_segment(columns);
+}
+
+inline constexpr jit::ConstantDef k_segment_constant{"segment", "kSegment"};
+// Its value for a call of `columns`: -1 where these are cut as a vocabulary of their own.
+inline std::int64_t segment_constant(const LogpCallBase& call, std::int64_t columns) {
+  const int segment = segment_of(call, columns);
+  return segment == logp_segment(columns) ? jit::k_run_time : segment;
+}
 
 // What all of them take.
 inline constexpr jit::Parameter k_row_parameters[] = {
@@ -192,6 +214,8 @@ inline void set_gradients_of(LogpCallBase& call, bool of_entropy) {
 // `matrix` [..., columns] gives the shape of tensors with one value per row, and the device; `name`
 // is its name. Throws InvalidArgument.
 void check_logp_rows(const LogpCallBase& call, const Tensor& matrix, const char* name);
+// The shard of a call that has `columns` of its vocabulary, and the parts that are joined.
+void check_logp_shard(const LogpCallBase& call, std::int64_t columns);
 // The backward's upstream gradients, and what they need.
 void check_logp_gradients(const LogpCallBase& call, const Tensor& matrix, const char* name);
 
@@ -199,9 +223,16 @@ void check_logp_gradients(const LogpCallBase& call, const Tensor& matrix, const 
 // outside k_invertible.
 float inverse_of(const LogpCallBase& call, double number, const char* argument);
 
-// The fields that the arguments of all kernels of logits have by the same names.
+// The fields that the arguments of all kernels of logits have by the same names; `vocab` is set.
 template <class Args>
 void set_logit_options(Args& args, const LogpCallBase& call) {
+  args.shard = {call.first_id,
+                call.num_ids > 0 ? call.num_ids : args.vocab,
+                segment_of(call, args.vocab),
+                call.part.present() ? 1 : 0,
+                call.parts.present() ? static_cast<const float*>(call.parts.data) : nullptr,
+                call.parts.present() ? static_cast<int>(call.parts.shape[0]) : 0,
+                call.target.num_elements()};
   if (call.softcap) {
     args.softcap = static_cast<float>(*call.softcap);
     args.inverse_softcap = inverse_of(call, *call.softcap, "softcap");

@@ -5,6 +5,8 @@
 #include "templates/common/expect.hpp"
 #include "templates/common/logp/call.hpp"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 namespace rlk {
@@ -36,6 +38,37 @@ void check_logp_rows(const LogpCallBase& call, const Tensor& matrix, const char*
   if (mask.tensor.present()) {
     expect_mask(mask);
     expect_per_row(mask, matrix, matrix_name);
+  }
+}
+
+void check_logp_shard(const LogpCallBase& call, std::int64_t columns) {
+  const auto fail = [&](std::string expected, std::string got) {
+    throw InvalidArgument(
+        Fault{std::string(call.op->name), "shard", std::move(expected), std::move(got)});
+  };
+  if (call.num_ids != 0 && (call.num_ids > kLogpMostColumns || call.first_id < 0 ||
+                            columns > call.num_ids - call.first_id)) {
+    fail(fmt::format("{} columns within [0, V)", columns),
+         fmt::format("from {} on, V {}", call.first_id, call.num_ids));
+  }
+  if (call.segment < 0 || call.segment > std::max(call.num_ids, columns)) {
+    fail("a segment of 0 to V columns", std::to_string(call.segment));
+  }
+  // A segment that is too short would cut the columns into more than eight.
+  if (call.segment > 0 && columns > call.segment * kLogpSegments) {
+    fail("at most 8 segments", fmt::format("{} columns in segments of {}", columns, call.segment));
+  }
+  if (!call.parts.present()) return;
+  const Tensor& parts = call.parts;
+  const auto values = logp_part_values(call.needs_entropy(), call.needs_stats());
+  const Given given{call, parts, "parts"};
+  expect_device(given, "target");
+  const bool fits = parts.dtype == DType::f32 && parts.rank == 3 && parts.shape[1] == values &&
+                    parts.shape[2] == call.target.num_elements() && is_dense(parts);
+  if (!fits) {
+    given.fail(
+        fmt::format("contiguous float32 [ranks, {}, {}]", values, call.target.num_elements()),
+        text(parts.dims()));
   }
 }
 

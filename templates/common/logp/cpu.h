@@ -19,7 +19,9 @@ RLK_INLINE Int64 vocab(const Args& a) {
 }
 template <class Args>
 RLK_INLINE LogpLeaves<kLogpCpuLeaf> leaves_of(const Args& a) {
-  return {vocab(a)};
+  return {vocab(a), kSegment > 0 ? static_cast<int>(kSegment)
+                    : kV >= 0     ? logp_segment(kV)
+                                  : a.shard.segment};
 }
 template <class Args>
 RLK_INLINE bool is_capped(const Args& a) {
@@ -160,7 +162,7 @@ RLK_INLINE void write_stats(const Args& a, Int64 row, const Partial<true>& whole
   const Mask has_max = whole.sum == whole.sum;
   const VecF max = select(has_max, whole.max, whole.sum);
   const VecI argmax = has_max ? whole.stats.argmax : splat_int(-1);
-  const VecF mean = whole.stats.logits / splat(static_cast<float>(vocab(a)));
+  const VecF mean = whole.stats.logits / splat(static_cast<float>(a.shard.num_ids));
   const VecF sum_p2 = whole.stats.squares / whole.sum / whole.sum;
 #pragma clang loop unroll(disable) vectorize(disable)
   for (Int64 i = 0; i < min(kLanes, a.num_rows - row); ++i) {
@@ -169,6 +171,55 @@ RLK_INLINE void write_stats(const Args& a, Int64 row, const Partial<true>& whole
     a.stats.argmax[to] = argmax[i];
     a.stats.mean_logit[to] = mean[i];
     a.stats.sum_p2[to] = sum_p2[i];
+  }
+}
+
+// A rank's part of a vector of rows: shard.h.
+template <bool kWithStats, class Args>
+RLK_INLINE void write_part(const Args& a, Int64 row, VecF target_logit,
+                           const Partial<kWithStats>& part) {
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 i = 0; i < min(kLanes, a.num_rows - row); ++i) {
+    const Int64 to = output_row(a, row + i);
+    // Where another rank has the target nothing wrote its logit.
+    a.logp[to] = a.target[a.first_row + row + i] >= 0 ? target_logit[i] : 0.0f;
+    a.row_max[to] = part.max[i];
+    a.row_log_sum[to] = part.sum[i];
+    if (has_entropy(a)) a.entropy[to] = part.moment[i];
+    if constexpr (kWithStats) {
+      a.stats.mean_logit[to] = part.stats.logits[i];
+      a.stats.sum_p2[to] = part.stats.squares[i];
+      const Int32 col = part.stats.argmax[i];
+      const Int32 argmax = col == kNoColumn ? col : col + static_cast<Int32>(a.shard.begin);
+      a.stats.max_logit[to] = __builtin_bit_cast(float, argmax);
+    }
+  }
+}
+
+// The results of a vector of rows, from their sums over all columns; where ranks share these its
+// part.
+template <bool kWithStats, class Args>
+RLK_INLINE void write_rows(const Args& a, Int64 row, VecF target_logit,
+                           const Partial<kWithStats>& whole) {
+  if (a.shard.gives_part) return write_part(a, row, target_logit, whole);
+  const bool entropy = has_entropy(a);
+  if constexpr (kWithStats) write_stats(a, row, whole);
+  const VecF max = whole.max, sum = whole.sum, moment = whole.moment;
+  alignas(64) float out[5][kLanes];
+  const VecF log_sum = log(sum);
+  store(out[0], (target_logit - max) - log_sum);
+  store(out[1], max);
+  store(out[2], log_sum);
+  store(out[3], max + log_sum);
+  if (entropy) store(out[4], log_sum - moment / sum);
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 i = 0; i < min(kLanes, a.num_rows - row); ++i) {
+    const Int64 to = output_row(a, row + i);
+    a.logp[to] = out[0][i];
+    if (a.row_max) a.row_max[to] = out[1][i];
+    if (a.row_log_sum) a.row_log_sum[to] = out[2][i];
+    if (a.lse) a.lse[to] = out[3][i];
+    if (entropy) a.entropy[to] = out[4][i];
   }
 }
 
@@ -190,25 +241,7 @@ RLK_INLINE void merge_rows_of(const Args& a, Int64 row) {
     }
     segments.push(tree.total());
   }
-  const Partial<kWithStats> whole = segments.total();
-  if constexpr (kWithStats) write_stats(a, row, whole);
-  const VecF max = whole.max, sum = whole.sum, moment = whole.moment;
-  alignas(64) float out[5][kLanes];
-  const VecF log_sum = log(sum);
-  store(out[0], (load(a.lane_target_logit + row) - max) - log_sum);
-  store(out[1], max);
-  store(out[2], log_sum);
-  store(out[3], max + log_sum);
-  if (entropy) store(out[4], log_sum - moment / sum);
-#pragma clang loop unroll(disable) vectorize(disable)
-  for (Int64 i = 0; i < min(kLanes, a.num_rows - row); ++i) {
-    const Int64 to = output_row(a, row + i);
-    a.logp[to] = out[0][i];
-    if (a.row_max) a.row_max[to] = out[1][i];
-    if (a.row_log_sum) a.row_log_sum[to] = out[2][i];
-    if (a.lse) a.lse[to] = out[3][i];
-    if (entropy) a.entropy[to] = out[4][i];
-  }
+  write_rows(a, row, load(a.lane_target_logit + row), segments.total());
 }
 
 // The results of a vector of rows, from the partials of their leaves; leaves.h has the order.
@@ -218,6 +251,55 @@ RLK_INLINE void merge_rows(const Args& a, Int64 row) {
     merge_rows_of<true>(a, row);
   } else {
     merge_rows_of<false>(a, row);
+  }
+}
+
+// A value of a vector of rows in the part of a rank, [values][rows of the call].
+template <class Args>
+RLK_INLINE VecF value_of_part(const Args& a, Int64 row, const float* values) {
+  alignas(64) float found[kLanes];
+#pragma clang loop unroll(disable) vectorize(disable)
+  for (Int64 i = 0; i < kLanes; ++i) {
+    found[i] = values[output_row(a, row + min(i, a.num_rows - row - 1))];
+  }
+  return load(found);
+}
+
+template <bool kWithStats, class Args>
+RLK_INLINE void join_parts_of(const Args& a, Int64 row) {
+  const bool entropy = has_entropy(a);
+  Tree<kWithStats> tree(entropy);
+  VecF target_logit = splat(0.0f);
+  const float* from = a.shard.parts;
+  const auto next = [&]() __attribute__((always_inline)) {
+    const VecF value = value_of_part(a, row, from);
+    from += a.shard.call_rows;
+    return value;
+  };
+#pragma clang loop unroll(disable)
+  for (int i = 0; i < a.shard.num_parts; ++i) {
+    target_logit = target_logit + next();
+    Partial<kWithStats> part = no_columns<kWithStats>();
+    part.max = next();
+    part.sum = next();
+    if (entropy) part.moment = next();
+    if constexpr (kWithStats) {
+      part.stats.logits = next();
+      part.stats.squares = next();
+      part.stats.argmax = __builtin_bit_cast(VecI, next());
+    }
+    tree.push(part);
+  }
+  write_rows(a, row, target_logit, tree.total());
+}
+
+// The results of a vector of rows, from the parts of all ranks, which are joined as a tree.
+template <class Args>
+RLK_INLINE void join_parts(const Args& a, Int64 row) {
+  if (has_stats(a)) {
+    join_parts_of<true>(a, row);
+  } else {
+    join_parts_of<false>(a, row);
   }
 }
 

@@ -6,6 +6,7 @@
 #include "../type_codes.h"
 #include "leaves.h"
 #include "options.h"
+#include "shard.h"
 #include "stats.h"
 
 namespace rlk {

@@ -7,6 +7,7 @@
 #include "common/cuda/device_error.h"
 #include "common/logp/leaves.h"
 #include "common/logp/options.h"
+#include "common/logp/shard.h"
 #include "common/logp/stats.h"
 
 namespace rlk {
@@ -14,7 +15,7 @@ namespace rlk {
 // Columns of vocabulary that a partial covers: the same for every dtype and target.
 constexpr int kLogpLeaf = 192;
 constexpr long long logp_num_leaves(long long vocab) {
-  return LogpLeaves<kLogpLeaf>{vocab}.count();
+  return logp_leaves<kLogpLeaf>(vocab).count();
 }
 
 // Array of one value a row (or column of vocabulary); strides count elements and may be 0.
@@ -33,13 +34,14 @@ struct LogpCudaRowGrad {
 struct LogpCudaRows : LogitOptions {
   // Kernels read vocab where kV is -1; it is equal to the constant elsewhere.
   long long vocab, num_rows;
+  LogpShard shard;
 
   // The active rows, numbered anew, ascending. Made by the step rows (list_active_rows) where a
   // mask or ignore_index is given, null elsewhere and where each row is asked in its turn.
   long long* rows;        // [num_rows]
   long long* num_active;  // [1]
 
-  LogpCudaArray target;       // [num_rows] integers
+  LogpCudaArray target;       // [num_rows] integers: ids of all ranks
   LogpCudaArray temperature;  // [num_rows] floats or null: inverse_temperature for all
   float inverse_temperature;
   LogpCudaArray mask;  // [num_rows] or null
@@ -56,6 +58,8 @@ struct LogpCudaRows : LogitOptions {
   const char* op;  // for `error`
 
   LogpCudaArray grad, grad_entropy, grad_lse;  // [num_rows] upstream gradients, or null
+
+  constexpr LogpLeaves<kLogpLeaf> leaves() const { return {vocab, shard.segment}; }
 };
 
 }  // namespace rlk

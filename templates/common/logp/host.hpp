@@ -27,15 +27,16 @@ struct ActiveRows {
   std::vector<std::int64_t> places;   // of each among them; empty: the same
   std::vector<std::int64_t> offsets;  // in the matrix; empty: row * row_stride
   std::int64_t row_stride = 0;
-  std::vector<std::int64_t> target;
+  std::vector<std::int64_t> target;                 // columns; -1: of another rank
   std::vector<float> inverse_temperature;           // empty: 1
   std::vector<float> grad, grad_entropy, grad_lse;  // backward; empty: 0
 };
 
 // `matrix` is [..., columns]; only its shape and strides are looked at. Throws InvalidArgument,
 // naming the row, on a target outside [0, V), a temperature that is not above 0 or a mask that is
-// neither 0 nor 1; the first two in active rows only. `drops_zero_gradients`: of a backward, rows
-// whose upstream gradients are all 0 are not active.
+// neither 0 nor 1; the first two in active rows only. Where ranks share a vocabulary V is that of
+// all, and `vocab` the columns here. `drops_zero_gradients`: of a backward, rows whose upstream
+// gradients are all 0 are not active.
 ActiveRows active_rows(const LogpCallBase& call, const Tensor& matrix, std::int64_t vocab,
                        bool drops_zero_gradients = false);
 
@@ -81,7 +82,7 @@ std::int64_t vector_lanes(Target level);
 // lie, else copied first; and copies of its matrices.
 class LogpCudaCopies : public CudaCopies {
  public:
-  // Everything of a call but `rows`, `error` and `op`, and sizes of the matrix.
+  // Everything of a call but `rows`, `error` and `op`, and sizes of the matrix, which are set.
   void set_rows(Arena& arena, const LogpCallBase& call, LogpCudaRows& rows);
 
  private:

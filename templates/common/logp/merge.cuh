@@ -12,7 +12,7 @@ RLK_DEVICE void report_target(const LogpCudaRows& a, Int64 row, Int64 id) {
   if (!begin_report(error)) return;
   error.row = row;
   error.id = id;
-  error.num_ids = vocab(a);
+  error.num_ids = a.shard.num_ids;
   error.op = a.op;
   end_report(error, DeviceError::kIdOutOfRange);
 }
@@ -58,6 +58,39 @@ RLK_DEVICE Partial join(const Partial& a, const Partial& b) {
   return joined;
 }
 
+// Joins partials that come in order as a balanced tree, of at most 2^(kLevels - 1) of them: beyond,
+// such trees are joined in order.
+class Tree {
+ public:
+  RLK_DEVICE Tree() { level_[kLevels - 1] = no_columns(); }
+  RLK_DEVICE void push(const Partial& partial) { put<0>(partial, count_++); }
+  RLK_DEVICE Partial total() const {
+    Partial sum = no_columns();
+    unrolled<kLevels - 1>([&](auto i) {
+      if (count_ >> i & 1) sum = join(level_[i], sum);
+    });
+    return join(level_[kLevels - 1], sum);
+  }
+
+ private:
+  static constexpr int kLevels = 8;
+
+  // As a binary counter counts: a carry takes the partials of a level with it.
+  template <int i>
+  RLK_DEVICE void put(const Partial& partial, unsigned index) {
+    if constexpr (i == kLevels - 1) {
+      level_[i] = join(level_[i], partial);
+    } else if (index >> i & 1) {
+      put<i + 1>(join(level_[i], partial), index);
+    } else {
+      level_[i] = partial;
+    }
+  }
+
+  Partial level_[kLevels];
+  unsigned count_ = 0;
+};
+
 // Of neighbouring lanes of a warp, as a balanced tree; all lanes of the warp call it.
 template <int kLanes>
 RLK_DEVICE Partial join_lanes(Partial own) {
@@ -84,23 +117,41 @@ RLK_DEVICE void write_stats(const LogpCudaRows& a, Int64 row, bool has_target,
   a.stats.max_logit[row] = has_max ? whole.max : nan();
   a.stats.argmax[row] = has_max ? stats.argmax : -1;
   a.stats.mean_logit[row] =
-      has_target ? stats.logits * rcp_rn(static_cast<float>(vocab(a))) : nan();
+      has_target ? stats.logits * rcp_rn(static_cast<float>(a.shard.num_ids)) : nan();
   a.stats.sum_p2[row] = has_target ? stats.squares * inverse * inverse : nan();
 }
 
-// The results of an active row, from its sums over all columns.
+// A rank's part of an active row: shard.h.
+RLK_DEVICE void write_part(const LogpCudaRows& a, Int64 row, float target_logit,
+                           const Partial& part) {
+  a.logp[row] = target_logit;
+  a.row_max[row] = part.max;
+  a.row_log_sum[row] = part.sum;
+  if (kMayHaveEntropy && a.entropy) a.entropy[row] = part.moment;
+  if (!has_stats(a)) return;
+  const LeafStats stats = stats_of(part);
+  a.stats.mean_logit[row] = stats.logits;
+  a.stats.sum_p2[row] = stats.squares;
+  const int argmax =
+      stats.argmax == kNoColumn ? kNoColumn : stats.argmax + static_cast<int>(a.shard.begin);
+  a.stats.max_logit[row] = __int_as_float(argmax);
+}
+
+// The results of an active row, from its sums over all columns; where ranks share them its part.
+// `target_logit` is 0 where no column here is the target's.
 RLK_DEVICE void write_row(const LogpCudaRows& a, Int64 row, Int64 target, float target_logit,
                           const Partial& whole) {
+  if (a.shard.gives_part) return write_part(a, row, target_logit, whole);
   float max = whole.max, log_sum = log_f32(whole.sum);
   float logp = nan();
-  if (target >= 0 && target < vocab(a)) {
+  if (is_id(a, target)) {
     logp = (target_logit - max) - log_sum;
   } else {
     report_target(a, row, target);
     max = log_sum = nan();  // all results of the row, and the backward's gradients
   }
   a.logp[row] = logp;
-  if (has_stats(a)) write_stats(a, row, target >= 0 && target < vocab(a), whole);
+  if (has_stats(a)) write_stats(a, row, is_id(a, target), whole);
   if (a.lse) a.lse[row] = max + log_sum;
   if (kMayHaveEntropy && a.entropy) {
     a.entropy[row] = fma_rn(-whole.moment, rcp_rn(whole.sum), log_sum);
@@ -108,6 +159,31 @@ RLK_DEVICE void write_row(const LogpCudaRows& a, Int64 row, Int64 target, float 
   if (!a.row_max) return;
   a.row_max[row] = max;
   a.row_log_sum[row] = log_sum;
+}
+
+// The results of every row, from the parts of all ranks, which are joined as a tree: a thread a
+// row.
+RLK_DEVICE void join_parts(const LogpCudaRows& a) {
+  const Int64 row = Int64{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (row >= a.num_rows) return;
+  const Int64 target = target_of(a, row);
+  if (!is_active(a, row, target)) return write_neutral(a, row);
+  const bool entropy = kMayHaveEntropy && a.entropy, stats = has_stats(a);
+  const int values = logp_part_values(entropy, stats);
+  Tree tree;
+  float target_logit = 0.0f;
+#pragma unroll 1
+  for (int i = 0; i < a.shard.num_parts; ++i) {
+    const float* const from = a.shard.parts + Int64{i} * values * a.num_rows + row;
+    target_logit = target_logit + from[0];
+    Partial part{from[a.num_rows], from[2 * a.num_rows], entropy ? from[3 * a.num_rows] : 0.0f};
+    const float* const of_stats = from + logp_part_values(entropy, false) * a.num_rows;
+    set_stats(part, stats ? LeafStats{of_stats[0], of_stats[a.num_rows],
+                                      __float_as_int(of_stats[2 * a.num_rows])}
+                          : no_stats());
+    tree.push(part);
+  }
+  write_row(a, row, target, target_logit, tree.total());
 }
 
 }  // namespace rlk

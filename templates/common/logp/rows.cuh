@@ -10,7 +10,13 @@
 namespace rlk {
 
 RLK_DEVICE Int64 vocab(const LogpCudaRows& a) { return kV >= 0 ? kV : a.vocab; }
-RLK_DEVICE LogpLeaves<kLogpLeaf> leaves_of(const LogpCudaRows& a) { return {vocab(a)}; }
+// Constant of the templates kSegment: columns of a segment, or -1: of a vocabulary of its own where
+// kV is given, else run-time.
+RLK_DEVICE LogpLeaves<kLogpLeaf> leaves_of(const LogpCudaRows& a) {
+  return {vocab(a), kSegment > 0 ? static_cast<int>(kSegment)
+                    : kV >= 0     ? logp_segment(kV)
+                                  : a.shard.segment};
+}
 // Constant of the templates kStats: 1: statistics of the logits are asked for; 0: they are not; -1:
 // run-time, where arrays are given. The same in all threads of a launch.
 constexpr bool kMayHaveStats = kStats != 0;
@@ -28,6 +34,13 @@ RLK_DEVICE Int64 call_row(const LogpCudaRows& a, Int64 i) { return a.rows ? a.ro
 RLK_DEVICE Int64 target_of(const LogpCudaRows& a, Int64 row) {
   return read_integer(a.target.data, row * a.target.stride, a.target.type);
 }
+
+// Of a target: its column, and whether it is one of these, or of any rank's.
+RLK_DEVICE Int64 column_of(const LogpCudaRows& a, Int64 id) { return id - a.shard.begin; }
+RLK_DEVICE bool has_column(const LogpCudaRows& a, Int64 id) {
+  return id >= a.shard.begin && id - a.shard.begin < vocab(a);
+}
+RLK_DEVICE bool is_id(const LogpCudaRows& a, Int64 id) { return id >= 0 && id < a.shard.num_ids; }
 
 // Inverse temperature: NaN where the temperature is no finite number above 0.
 RLK_DEVICE float scale_of(const LogpCudaRows& a, Int64 row) {
@@ -47,7 +60,7 @@ RLK_DEVICE void write_neutral(const LogpCudaRows& a, Int64 row) {
   if (a.entropy) a.entropy[row] = 0.0f;
   if (a.lse) a.lse[row] = 0.0f;
   if (a.row_max) a.row_max[row] = a.row_log_sum[row] = 0.0f;
-  if (!has_stats(a)) return;
+  if (!has_stats(a) || a.shard.gives_part) return;  // nobody reads a part of such a row
   a.stats.max_logit[row] = a.stats.mean_logit[row] = a.stats.sum_p2[row] = 0.0f;
   a.stats.argmax[row] = -1;
 }

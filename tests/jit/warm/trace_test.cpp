@@ -21,7 +21,7 @@ namespace rlk::jit {
 namespace {
 
 Specialization kernel(std::int64_t vocab) {
-  return {&templates::linear_logp_op, Pass::fwd, Target::sm_90a, {2, vocab, 64}};
+  return {&templates::linear_logp_op, Pass::fwd, Target::sm_90a, {2, vocab, 64, k_run_time}};
 }
 
 class TraceTest : public ::testing::Test {

@@ -109,7 +109,7 @@ void LaunchCudaTest::expect_sound_workspace(DType dtype) {
       add("grad_logits", wave.grad_logits, rows * wave.pitch * element_bytes);
     }
     if (wave.first_segment > 0 || wave.first_leaf > 0) continue;
-    const LogpLeaves<kLogpLeaf> shape{args.vocab};
+    const LogpLeaves<kLogpLeaf> shape = args.leaves();
     const Int64 waves = ceil_div(shape.count() / shape.of_segment(), wave.num_segments);
     const auto levels = static_cast<Int64>(std::bit_width(static_cast<std::uint64_t>(waves - 1)));
     add("segment_sums", args.segment_sums,

@@ -23,7 +23,9 @@ class LaunchCudaWavesTest : public LaunchCudaTest {
   void expect_budget(const LinearLogpCudaArgs& first, const CudaCase& wanted);
 };
 
-LogpLeaves<kLogpLeaf> leaves_of(const CudaCase& wanted) { return {wanted.vocab}; }
+LogpLeaves<kLogpLeaf> leaves_of(const CudaCase& wanted) {
+  return logp_leaves<kLogpLeaf>(wanted.vocab);
+}
 int num_segments(const CudaCase& wanted) {
   return leaves_of(wanted).count() / leaves_of(wanted).of_segment();
 }
@@ -277,7 +279,7 @@ class Sums {
   }
   void join(const LinearLogpCudaArgs& args) {
     if (!has_row(args, row_)) return;
-    const int num_leaves = LogpLeaves<kLogpLeaf>{args.vocab}.of_segment();
+    const int num_leaves = args.leaves().of_segment();
     std::vector<std::string> terms;
     for (int s = 0; s < args.wave.num_segments; ++s) {
       const Segment& sum = segments_[static_cast<std::size_t>(s)];

@@ -3,13 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace rlk::test {
 namespace {
 
 template <int kWidth>
 void expect_sound(long long vocab) {
   SCOPED_TRACE(testing::Message() << vocab << " by " << kWidth);
-  const LogpLeaves<kWidth> leaves{vocab};
+  const auto leaves = logp_leaves<kWidth>(vocab);
   const long long segment = (vocab + 7) / 8;
   ASSERT_EQ(leaves.segment(), segment);
   ASSERT_EQ(leaves.of_segment(), (segment + kWidth - 1) / kWidth);
@@ -41,7 +43,7 @@ TEST(LeavesTest, EveryColumnHasOneLeafOfItsSegment) {
 }
 
 TEST(LeavesTest, TheLastSegmentMayLackALeaf) {
-  const LogpLeaves<192> leaves{8 * 193 - 5};  // it has 188 columns, the others 193
+  const auto leaves = logp_leaves<192>(8 * 193 - 5);  // it has 188 columns, the others 193
   EXPECT_EQ(leaves.count(), 16);
   EXPECT_EQ(leaves.at(13).cols, 1);
   EXPECT_EQ(leaves.at(14).cols, 188);
@@ -49,9 +51,27 @@ TEST(LeavesTest, TheLastSegmentMayLackALeaf) {
 }
 
 TEST(LeavesTest, SegmentsWithoutColumnsHaveNoLeaf) {
-  EXPECT_EQ(LogpLeaves<192>{1}.count(), 1);
-  EXPECT_EQ(LogpLeaves<192>{9}.count(), 5) << "segments of 2";
-  EXPECT_EQ(LogpLeaves<192>{0}.count(), 0);
+  EXPECT_EQ(logp_leaves<192>(1).count(), 1);
+  EXPECT_EQ(logp_leaves<192>(9).count(), 5) << "segments of 2";
+  EXPECT_EQ(logp_leaves<192>(0).count(), 0);
+}
+
+TEST(LeavesTest, ARanksLeavesAreThoseOfTheWhole) {
+  for (const long long vocab : {50257, 128256, 3001, 50}) {
+    const auto whole = logp_leaves<192>(vocab);
+    for (const int ranks : {1, 2, 4, 8}) {
+      const long long cols = 8 / ranks * whole.segment();
+      int next = 0;
+      for (long long begin = 0; begin < vocab; begin += cols) {
+        const LogpLeaves<192> own{std::min(cols, vocab - begin), whole.segment()};
+        for (int i = 0; i < own.count(); ++i, ++next) {
+          ASSERT_EQ(own.at(i).begin + begin, whole.at(next).begin) << vocab << " by " << ranks;
+          ASSERT_EQ(own.at(i).cols, whole.at(next).cols) << vocab << " by " << ranks;
+        }
+      }
+      EXPECT_EQ(next, whole.count());
+    }
+  }
 }
 
 }  // namespace
