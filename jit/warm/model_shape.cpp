@@ -126,6 +126,7 @@ ModelShape read_model_shape(const std::string& word, std::span<const Op* const> 
         word, options.num_shards, shape.vocab);
   }
   shape.vocab /= options.num_shards;
+  shape.num_shards = options.num_shards;
   shape.entropy = options.entropy;
   shape.stats = options.stats;
   return shape;

@@ -25,6 +25,7 @@ struct LinearShape {
 struct ModelShape {
   std::int64_t vocab = 0;   // rows of the head's weight; of one shard of it
   std::int64_t hidden = 0;  // its columns
+  int num_shards = 1;       // of the vocabulary, of like size
   // What the model does to the logits: numbers of parameters that its calls pass, by name.
   std::map<std::string, double, std::less<>> numbers = {};
   // Kernels of calls that ask for the entropy, or the statistics, are wanted too.

@@ -116,6 +116,7 @@ std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DT
   LinearLogpCall call;
   const std::int64_t sizes[] = {shape.vocab, shape.hidden};
   call.weight = dense_tensor(nullptr, dtype, {}, sizes);
+  call.segment = segment_of_shard(shape);
   const Tensor given = dense_tensor(nullptr, dtype, {}, sizes);
   std::vector<jit::Specialization> variants;
   const auto add = [&] {

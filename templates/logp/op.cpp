@@ -50,6 +50,7 @@ std::vector<jit::Specialization> logp_model_variants(const jit::Op& op, LogpCall
   if (shape.vocab == 0) return {};
   const std::int64_t sizes[] = {shape.vocab};
   call.logits = dense_tensor(nullptr, dtype, {}, sizes);
+  call.segment = segment_of_shard(shape);
   std::vector<jit::Specialization> variants;
   for_model_calls(call, op, shape, pass,
                   [&] { variants.push_back(op.specialize(call, target, jit::Tuning())); });

@@ -180,6 +180,13 @@ inline void set_model_numbers(LogpCallBase& call, const jit::ModelShape& shape) 
   }
 }
 
+// Columns of a segment of the whole vocabulary where each shard has whole ones, else 0.
+inline std::int64_t segment_of_shard(const jit::ModelShape& shape) {
+  const std::int64_t vocab = shape.vocab * shape.num_shards;
+  const bool has_whole = kLogpSegments % shape.num_shards == 0 && vocab % kLogpSegments == 0;
+  return shape.num_shards > 1 && has_whole ? vocab / kLogpSegments : 0;
+}
+
 // Makes `call`, whose matrices are set, one that a model's head asks for, and calls visit() for it:
 // plain, and with each set of the outputs that the shape names and the op has. A backward has
 // nothing of the statistics. Throws InvalidArgument, as such a call would.

@@ -163,10 +163,10 @@ TEST_F(ModelShapeTest, EntropyAndStatisticsAreOptions) {
 
 TEST_F(ModelShapeTest, ShardsAndResizedVocabularies) {
   const std::string text = R"({"vocab_size": 128256, "hidden_size": 4096})";
-  EXPECT_EQ(read(text, {.num_shards = 8, .vocab = {}}), (ModelShape{16032, 4096}));
+  EXPECT_EQ(read(text, {.num_shards = 8, .vocab = {}}), (ModelShape{16032, 4096, 8}));
   EXPECT_EQ(read(text, {.num_shards = 1, .vocab = 128264}), (ModelShape{128264, 4096}));
   EXPECT_EQ(read(R"({"hidden_size": 4096})", {.num_shards = 2, .vocab = 100}),
-            (ModelShape{50, 4096}));
+            (ModelShape{50, 4096, 2}));
   EXPECT_EQ(read_model_shape("V=10,D=2", templates::ops(), {.num_shards = 1, .vocab = 12}),
             (ModelShape{12, 2}));
   EXPECT_EQ(what<InvalidArgument>([] {

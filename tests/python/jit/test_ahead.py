@@ -89,7 +89,8 @@ def test_what_is_asked_for_is_compiled_and_no_more(cache):
     shards = rlk.jit.warm(
         "V=1000,D=64", tp=8, vocab=1024, dtype="fp32", arch=LEVEL, cache_dir=cache
     )
-    assert sorted(shards.compiled) == sorted([*both(vocab=128), *of_logits(vocab=128)])
+    names = [*both(vocab="128", dim="64 segment=128"), *of_logits(vocab="128 segment=128")]
+    assert sorted(shards.compiled) == sorted(names)
 
 
 @pytest.mark.parametrize(

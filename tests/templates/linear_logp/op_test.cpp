@@ -147,6 +147,20 @@ TEST(LinearLogpOp, AModelAsksForTheTilesOfAllRowsEachOnce) {
   EXPECT_EQ(model_kernels(DType::bf16, jit::Pass::fwd, Target::sm_90a, {}, true).size(), 6u);
 }
 
+TEST(LinearLogpOp, AShardIsCutAsTheWholeWhereItHasWholeSegments) {
+  const auto segment = [](std::int64_t vocab, int num_shards) {
+    const jit::ModelShape shape{.vocab = vocab, .hidden = 8, .num_shards = num_shards};
+    const auto kernels =
+        op().model_variants(shape, DType::f32, jit::Pass::bwd, Target::x86_64_v3, {});
+    return kernels.at(0).value_of("segment");
+  };
+  EXPECT_EQ(segment(64064, 2), 16016);
+  EXPECT_EQ(segment(16032, 8), 16032);
+  EXPECT_EQ(segment(128, 1), jit::k_run_time);
+  EXPECT_EQ(segment(128, 16), jit::k_run_time) << "a shard has half a segment";
+  EXPECT_EQ(segment(6, 2), jit::k_run_time) << "8 does not divide 12";
+}
+
 TEST(LinearLogpOp, OnePassAfterTheOtherIsBoth) {
   jit::WarmPlan plan{.shapes = {{.vocab = 10, .hidden = 8}},
                      .ops = {&op()},
