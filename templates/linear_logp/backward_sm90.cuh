@@ -56,7 +56,7 @@ class MakeGradLogits : public LogitsSm90 {
       });
     }
     if constexpr (kMayTakeLogits) {
-      start_logits(tile, s);
+      start_logits(tile, s, num_cols(at));
       unrolled<Sm90Loop::kRowsOfThread>([&](auto i) {
         if (has_cap_argument(a)) {
           turn_logits<true>(tile, s, at, i);
@@ -245,6 +245,7 @@ class SegmentSums {
  public:
   using Loop = GradientSm90Loop<false>;
   static constexpr bool kLoads = true;
+  static constexpr int kTailCols = 0;
   const Args& a;
   PlaceSm90 (&places)[2];
   unsigned slabs;
@@ -303,6 +304,7 @@ class WeightSums {
  public:
   using Loop = GradientSm90Loop<true>;
   static constexpr bool kLoads = false;
+  static constexpr int kTailCols = kD < 0 ? -1 : kD % Loop::kCols;
   const Args& a;
   PlaceSm90 (&places)[2];
   unsigned slabs;

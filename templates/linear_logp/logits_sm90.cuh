@@ -37,6 +37,8 @@ class LogitsSm90 {
   int first_row;
   const int& num_rows;
   static constexpr bool kLoads = false;
+  // Of a segment's last leaf.
+  static constexpr int kTailCols = kV < 0 ? -1 : LogpLeaves<kLogpLeaf>{kV}.segment() % kLogpLeaf;
 
   // Columns of a tile: a leaf, of the vocabulary or of a backward's wave.
   RLK_DEVICE LogpLeaf cols_of(TilePosition at) const {
@@ -68,17 +70,23 @@ class LogitsSm90 {
       s.scale[t] = scale;
       s.target[t] = target;
     }
-    if (!a.bias.data) return;
+    if (!adds_bias(leaf.cols)) return;
 #pragma unroll 1
     for (int i = t; i < Sm90Loop::kCols; i += 128) {
-      const Int64 col = min(Int64{leaf.begin} + i, vocab(a) - 1);
-      s.bias[i] = read_float(a.bias.data, col * a.bias.stride, a.bias.type);
+      float bias = -0.0f;  // to which it adds nothing, -0 keeps its sign
+      if (a.bias.data) {
+        const Int64 col = min(Int64{leaf.begin} + i, vocab(a) - 1);
+        bias = read_float(a.bias.data, col * a.bias.stride, a.bias.type);
+      }
+      s.bias[i] = i < leaf.cols || !ends_by_bias(a) ? bias : -infinity();
     }
   }
+  // What lies beyond the columns is of others of the row, or 0: ends_by_bias() holds here too.
+  RLK_DEVICE bool adds_bias(int num_cols) const { return a.bias.data || num_cols < kLogpLeaf; }
 
   // Each step in a pass of its own over the accumulators, left out where it changes nothing.
   RLK_DEVICE void make_logits(Sm90Loop& tile, const LogitsSm90Values& s, int num_cols) {
-    start_logits(tile, s);
+    start_logits(tile, s, num_cols);
     if (is_capped(a)) {
       for_each(tile, [&](auto, float z) { return capped(a, z); });
     }
@@ -88,10 +96,10 @@ class LogitsSm90 {
           [&](auto i) { scale[i] = s.scale[tile.row(i) - tile.first_row()]; });
       for_each(tile, [&](auto i, float z) { return z * scale[i]; });
     }
-    set_tail(tile, num_cols, -infinity());
+    if (!ends_by_bias(a)) set_tail(tile, num_cols, -infinity());
   }
-  RLK_DEVICE void start_logits(Sm90Loop& tile, const LogitsSm90Values& s) {
-    if (a.bias.data) {
+  RLK_DEVICE void start_logits(Sm90Loop& tile, const LogitsSm90Values& s, int num_cols) {
+    if (adds_bias(num_cols)) {
 #pragma unroll
       for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
         const float2 bias = *reinterpret_cast<const float2*>(&s.bias[tile.col(j)]);

@@ -19,10 +19,11 @@
 //
 // A kernel calls run() with an epilogue: source(position), where a tile's operands begin;
 // num_cols(position), B's lanes of a tile, of which the product is made at least (192 columns;
-// others are multiplied whole), and functions called by the warpgroup of a tile: begin(tile,
-// position) before its product, end(tile, position) with the accumulators, which it reads through
-// row(), col() and at() as those of LoopSm80; and, where the constant kLoads says so,
-// load(tile, position), which sets the accumulators that the product is added to.
+// others are multiplied whole; what lies beyond the product is 0), and functions called by the
+// warpgroup of a tile: begin(tile, position) before its product, end(tile, position) with the
+// accumulators, which it reads through row(), col() and at() as those of LoopSm80; and, where the
+// constant kLoads says so, load(tile, position), which sets the accumulators that the product is
+// added to. kTailCols: num_cols of most tiles that are not whole, or -1 where that is not known.
 #pragma once
 
 #include "common/cuda/element.cuh"
@@ -141,9 +142,9 @@ class LoopSm90 {
   RLK_DEVICE float& at(int i, int j, int e) { return c_[i / 2][j * 4 + i % 2 * 2 + e]; }
 
   // Row of the tile that is the warpgroup's first.
-  RLK_DEVICE int first_row() const { return kPingPong ? 0 : group() * kRowsOfGroup; }
+  static RLK_DEVICE int first_row() { return kPingPong ? 0 : group() * kRowsOfGroup; }
   // The warpgroup that this thread multiplies in, 0 or 1, its thread, and a barrier of its own.
-  RLK_DEVICE int group() const { return thread_index() / 128 - 1; }
+  static RLK_DEVICE int group() { return thread_index() / 128 - 1; }
   RLK_DEVICE int thread_of_group() const { return thread_index() % 128; }
   RLK_DEVICE void sync_group() const { bar_sync(3 + group(), 128); }
 
@@ -277,15 +278,22 @@ class LoopSm90 {
     if (kPingPong) publish({kNoTile, 0});
   }
 
+  // Whether a kernel has the product of `cols` columns beside that of all: each is a loop of its
+  // own, which takes an eighth of a kernel's compile.
+  template <class Epilogue>
+  static constexpr bool has_product(int cols) {
+    constexpr int kTail = Epilogue::kTailCols;
+    return kCols == 192 && (kTail < 0 || (cols - 64 < kTail && kTail <= cols));
+  }
+
   template <class Epilogue>
   static RLK_DEVICE void consume(const Work& work, Shared& shared, unsigned stages,
                                  Epilogue& epilogue) {
-    LoopSm90 tile;
-    tile.row0_ = tile.first_row() + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4;
+    const int row0 = first_row() + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4;
     const int num_steps = (work.num_k + kK - 1) / kK;
     Turn<kStages> stage;
-    unsigned number = kPingPong ? tile.group() : 0;  // of the tile, among those published
-    if (kPingPong && tile.group() == 1) {
+    unsigned number = kPingPong ? group() : 0;  // of the tile, among those published
+    if (kPingPong && group() == 1) {
       stage.advance(num_steps);
       bar_arrive(1, 256);  // the other one may begin
     }
@@ -298,21 +306,24 @@ class LoopSm90 {
       release(shared.tile_empty[slot]);
       number += kPingPong ? 2 : 1;
       if (position.row == kNoTile) break;
+      LoopSm90 tile;  // a new one: else the compiler would carry accumulators from tile to tile
+      tile.row0_ = row0;
       epilogue.begin(tile, position);
       if constexpr (Epilogue::kLoads) epilogue.load(tile, position);
       // In ping-pong the tensor cores are one warpgroup's at a time, in the order of the copies.
       if (kPingPong) bar_sync(1 + tile.group(), 256);
-      if constexpr (kCols == 192) {
-        const int num_cols = epilogue.num_cols(position);
-        if (num_cols <= 64) {
-          tile.template multiply<64, Epilogue::kLoads>(shared, stages, num_steps, stage);
-        } else if (num_cols <= 128) {
-          tile.template multiply<128, Epilogue::kLoads>(shared, stages, num_steps, stage);
-        } else {
-          tile.template multiply<kCols, Epilogue::kLoads>(shared, stages, num_steps, stage);
-        }
+      const int num_cols = epilogue.num_cols(position);
+      const auto multiply = [&]<int kN>(Constant<kN>) {
+        tile.template multiply<kN, Epilogue::kLoads>(shared, stages, num_steps, stage);
+      };
+      constexpr Constant<has_product<Epilogue>(64) ? 64 : kCols> kLeast;
+      constexpr Constant<has_product<Epilogue>(128) ? 128 : kCols> kMiddle;
+      if (kLeast < kCols && num_cols <= kLeast) {
+        multiply(kLeast);
+      } else if (kMiddle < kCols && num_cols <= kMiddle) {
+        multiply(kMiddle);
       } else {
-        tile.template multiply<kCols, Epilogue::kLoads>(shared, stages, num_steps, stage);
+        multiply(Constant<kCols>());
       }
       if (kPingPong) stage.advance(num_steps);
       epilogue.end(tile, position);
@@ -334,10 +345,14 @@ class LoopSm90 {
     }
   }
 
-  // Of the tile's first kN columns. kAdds: to what the accumulators are.
+  // Of the tile's first kN columns; others become 0. kAdds: to what the accumulators are.
   template <int kN, bool kAdds>
   RLK_DEVICE void multiply(Shared& shared, unsigned stages, int num_steps, Turn<kStages>& stage) {
     constexpr int kBlocks = kRowsOfGroup / 64;
+#pragma unroll
+    for (int i = kN / 2; i < kCols / 2; ++i) {
+      for (int m = 0; m < kBlocks; ++m) c_[m][i] = 0.0f;
+    }
     const unsigned offset_a = (kPingPong ? 0 : group()) * (kRowsOfGroup * kBoxK * 2);
     int before = stage.index;
     int step = opaque(0);  // the compiler serializes wgmma where it knows of one step alone

@@ -148,8 +148,7 @@ RLK_DEVICE void wgmma_wait_group() {
   "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, " \
   "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
   "%126, %127"
-// All accumulators are operands whatever n is, so that the compiler keeps them where they are;
-// a, b, add and the two flags follow them.
+// a, b, add and the two flags follow the accumulators.
 #define RLK_WGMMA(n, type, text, a_, b_, add_, lanes_a, lanes_b, ...)                             \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %" add_ ", 0; wgmma.mma_async.sync.aligned.m64n" n \
                "k16.f32." type "." type " {" text "}, %" a_ ", %" b_ ", p, 1, 1, %" lanes_a       \
@@ -162,31 +161,24 @@ RLK_DEVICE void wgmma_wait_group() {
   RLK_WGMMA("64", type, RLK_TEXT32, "32", "33", "34", "35", "36", RLK_ACC32(0))
 #define RLK_WGMMA_OF_64(type) \
   RLK_WGMMA("128", type, RLK_TEXT64, "64", "65", "66", "67", "68", RLK_ACC64(0))
-#define RLK_WGMMA_OF_96(n, type, text) \
-  RLK_WGMMA(n, type, text, "96", "97", "98", "99", "100", RLK_ACC64(0), RLK_ACC32(64))
+#define RLK_WGMMA_OF_96(type) \
+  RLK_WGMMA("192", type, RLK_TEXT96, "96", "97", "98", "99", "100", RLK_ACC64(0), RLK_ACC32(64))
 #define RLK_WGMMA_OF_128(type)                                                         \
   RLK_WGMMA("256", type, RLK_TEXT128, "128", "129", "130", "131", "132", RLK_ACC64(0), \
             RLK_ACC64(64))
-#define RLK_WGMMA_M64K16(type)                \
-  if constexpr (kSums == 16) {                \
-    static_assert(kN == 32);                  \
-    RLK_WGMMA_OF_16(type);                    \
-  } else if constexpr (kSums == 32) {         \
-    static_assert(kN == 64);                  \
-    RLK_WGMMA_OF_32(type);                    \
-  } else if constexpr (kSums == 64) {         \
-    static_assert(kN == 128);                 \
-    RLK_WGMMA_OF_64(type);                    \
-  } else if constexpr (kSums == 128) {        \
-    static_assert(kN == 256);                 \
-    RLK_WGMMA_OF_128(type);                   \
-  } else if constexpr (kN == 64) {            \
-    RLK_WGMMA_OF_96("64", type, RLK_TEXT32);  \
-  } else if constexpr (kN == 128) {           \
-    RLK_WGMMA_OF_96("128", type, RLK_TEXT64); \
-  } else {                                    \
-    static_assert(kN == 192 && kSums == 96);  \
-    RLK_WGMMA_OF_96("192", type, RLK_TEXT96); \
+#define RLK_WGMMA_M64K16(type)      \
+  static_assert(kN <= 2 * kSums);   \
+  if constexpr (kN == 32) {         \
+    RLK_WGMMA_OF_16(type);          \
+  } else if constexpr (kN == 64) {  \
+    RLK_WGMMA_OF_32(type);          \
+  } else if constexpr (kN == 128) { \
+    RLK_WGMMA_OF_64(type);          \
+  } else if constexpr (kN == 192) { \
+    RLK_WGMMA_OF_96(type);          \
+  } else {                          \
+    static_assert(kN == 256);       \
+    RLK_WGMMA_OF_128(type);         \
   }
 template <int kN, int kLanesA, int kLanesB, int kSums>
 RLK_DEVICE void wgmma_m64k16_bf16(float (&c)[kSums], unsigned long long a, unsigned long long b,
