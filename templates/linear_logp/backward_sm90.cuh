@@ -50,10 +50,11 @@ class MakeGradLogits : public LogitsSm90 {
       make_logits(tile, s, num_cols(at));
       unrolled<Sm90Loop::kRowsOfThread>([&](auto i) { find_factor(tile, i); });
       __syncwarp();
-      return store(tile, [&](auto i) {
-        const Exponentials row = exponentials(tile, s, i);
-        return [&tile, i, row](int j) { return row.turn(tile.at(i, j, 0), tile.at(i, j, 1), j); };
+      store(tile, [&](auto i) {
+        const Exponentials row = exponentials(tile, i);
+        return [&tile, i, row](int j) { return row.turn(tile.at(i, j, 0), tile.at(i, j, 1)); };
       });
+      return store_targets(tile, s);
     }
     if constexpr (kMayTakeLogits) {
       start_logits(tile, s, num_cols(at));
@@ -91,15 +92,13 @@ class MakeGradLogits : public LogitsSm90 {
         turn);
   }
 
-  // A row's logits as dZ.
+  // A row's logits as dZ, but for the target's.
   struct Exponentials {
-    float base, factor, exact;
-    int target;  // element of the thread, or below 0
-    RLK_DEVICE float2 turn(float x, float y, int j) const {
+    float base, factor;
+    RLK_DEVICE float2 turn(float x, float y) const {
       const float2 kept = Element<kSm90Type>::unpack(
           pack_exponentials<kSm90Type>(exp_f32(x - base), exp_f32(y - base)));
-      return {target == 2 * j ? exact : kept.x * factor,
-              target == 2 * j + 1 ? exact : kept.y * factor};
+      return {kept.x * factor, kept.y * factor};
     }
   };
   // Leaves the maximum of a row's leaf, and what its exponentials become dZ by, where the row's
@@ -117,11 +116,22 @@ class MakeGradLogits : public LogitsSm90 {
     own.all[row] = factor;
   }
   template <class Index>
-  RLK_DEVICE Exponentials exponentials(Sm90Loop& tile, const LogitsSm90Values& s, Index i) const {
+  RLK_DEVICE Exponentials exponentials(Sm90Loop& tile, Index i) const {
     const volatile GradRowsSm90& own = rows[tile.group()];
-    const volatile LogitsSm90Values& values = s;
     const int row = tile.row(i) - tile.first_row();
-    return {own.max[row], own.all[row], own.exact[row], tile.element(values.target[row])};
+    return {own.max[row], own.all[row]};
+  }
+  // dZ of the targets' columns, in memory: a lane a row, after all lanes have stored the others.
+  RLK_DEVICE void store_targets(Sm90Loop& tile, const LogitsSm90Values& s) const {
+    __syncwarp();
+    const int lane = tile.thread_of_group() % 32;
+    if (lane >= Sm90Loop::kRowsOfGroup / 4) return;
+    const int row = tile.thread_of_group() / 32 * 16 + lane % 16 + lane / 16 * 64;
+    const int target = s.target[row];
+    if (target < 0) return;
+    const volatile PlaceSm90& place = places[tile.group()];
+    static_cast<Sm90Type*>(place.first)[(tile.first_row() + row) * a.wave.pitch + target] =
+        Element<kSm90Type>::from_float(rows[tile.group()].exact[row]);
   }
 
   template <bool kCap, class Index>
@@ -153,11 +163,10 @@ RLK_DEVICE void make_dz_sm90(const Args& a, const LinearLogpCudaGradMaps& maps) 
 
 // --- dZ from exponentials that were kept, in place where dZ has their memory.
 
-// Rows [first, end) of a strip of columns, by kWarps warps in turn, 8 rows each. Where active rows
-// move up, a row is written after the one that lay there was read, as all warps read what they have
-// in hand before one writes.
-template <int kWarps>
-RLK_DEVICE void turn_strip(const Args& a, int strip, Int64 first, Int64 end) {
+// Rows [first, end) of a strip of columns, by `warps` warps of the block in turn, 8 rows each.
+// Where active rows move up, a row is written after the one that lay there was read, as all warps
+// read what they have in hand before one writes.
+RLK_DEVICE void turn_strip(const Args& a, int strip, int warps, Int64 first, Int64 end) {
   const int strips = static_cast<int>(ceil_div(a.wave.width, kLinearLogpKeptStrip));
   const int segment = strip / strips;
   const int col = (strip - segment * strips) * kLinearLogpKeptStrip + thread_index() % 32 * 8;
@@ -170,8 +179,8 @@ RLK_DEVICE void turn_strip(const Args& a, int strip, Int64 first, Int64 end) {
   const Int64 max_at = a.kept.width + kept_col / kLogpLeaf * 2;
   Sm90Type* const to = static_cast<Sm90Type*>(a.wave.grad_logits) + segment * a.wave.step + col;
 #pragma unroll 1
-  for (; first < end; first += 8 * kWarps) {
-    const Int64 row0 = first + (kWarps > 1 ? thread_index() / 32 * 8 : 0);
+  for (; first < end; first += 8 * warps) {
+    const Int64 row0 = first + (warps > 1 ? thread_index() / 32 * 8 : 0);
     unsigned x[8][4];
     float max[8];
 #pragma unroll
@@ -183,7 +192,7 @@ RLK_DEVICE void turn_strip(const Args& a, int strip, Int64 first, Int64 end) {
         max[r] = *reinterpret_cast<const float*>(kept + max_at);
       }
     }
-    if constexpr (kWarps > 1) __syncthreads();
+    if (warps > 1) __syncthreads();
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
       if (!is_real || row0 + r >= end) break;
@@ -212,17 +221,17 @@ RLK_DEVICE void turn_strip(const Args& a, int strip, Int64 first, Int64 end) {
 // and all of them.
 RLK_DEVICE void turn_kept(const Args& a) {
   const Int64 count = num_active(a), filled = min(filled_rows(count), a.num_rows);
-  if (count == a.num_rows) {
-    const Int64 part = ceil_div(filled, gridDim.y), first = blockIdx.y * part;
-    const int strip = static_cast<int>(blockIdx.x) * 8 + static_cast<int>(threadIdx.x) / 32;
-    return turn_strip<1>(a, strip, first, min(first + part, filled));
-  }
-  const int strips = static_cast<int>(ceil_div(a.wave.width, kLinearLogpKeptStrip));
-  const int num_blocks = static_cast<int>(gridDim.x * gridDim.y);
-  int strip = static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x);
+  const bool moves = count < a.num_rows;
+  const int strips =
+      a.wave.num_segments * static_cast<int>(ceil_div(a.wave.width, kLinearLogpKeptStrip));
+  const Int64 part = moves ? filled : ceil_div(filled, gridDim.y);
+  const Int64 first = moves ? 0 : blockIdx.y * part;
+  const int step = moves ? static_cast<int>(gridDim.x * gridDim.y) : strips;
+  int strip = moves ? static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x)
+                    : static_cast<int>(blockIdx.x) * 8 + static_cast<int>(threadIdx.x) / 32;
 #pragma unroll 1
-  for (; strip < a.wave.num_segments * strips; strip += num_blocks) {
-    turn_strip<8>(a, strip, 0, filled);
+  for (; strip < strips; strip += step) {
+    turn_strip(a, strip, moves ? 8 : 1, first, min(first + part, filled));
   }
 }
 
