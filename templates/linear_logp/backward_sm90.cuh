@@ -349,7 +349,12 @@ class WeightSums {
       for_each_in_memory_sm90(tile, place.num_rows, place.num_cols, row_start<float>(place),
                               [](float& sum, float x) { sum = x + sum; });
     }
-    store<kFloat32>(tile);
+#pragma unroll 1
+    for (int i = 0; i < Loop::kRowsOfThread; i += 2) {
+      FirstRowsSm90<Loop> rows(tile);
+      store<kFloat32>(rows);
+      tile.next_rows();
+    }
   }
 
  private:
@@ -360,9 +365,9 @@ class WeightSums {
       return first + Int64{row} * pitch;
     };
   }
-  template <int kType>
-  RLK_DEVICE void store(Loop& tile) {
-    const PlaceSm90& place = places[tile.group()];
+  template <int kType, class Rows>
+  RLK_DEVICE void store(Rows& tile) {
+    const PlaceSm90& place = places[Loop::group()];
     SlabSm90::store<kType>(
         tile, slabs, place.num_rows, place.num_cols,
         stores_whole_chunks<kType>(a.grad_weight, a.grad_weight_row_stride, dim(a)),

@@ -141,6 +141,16 @@ class LoopSm90 {
   }
   RLK_DEVICE float& at(int i, int j, int e) { return c_[i / 2][j * 4 + i % 2 * 2 + e]; }
 
+  // Puts the rows from the 64th on in the place of those before them.
+  RLK_DEVICE void next_rows() {
+    row0_ += 64;
+#pragma unroll
+    for (int m = 1; m < kRowsOfGroup / 64; ++m) {
+#pragma unroll
+      for (int i = 0; i < kCols / 2; ++i) c_[m - 1][i] = c_[m][i];
+    }
+  }
+
   // Row of the tile that is the warpgroup's first.
   static RLK_DEVICE int first_row() { return kPingPong ? 0 : group() * kRowsOfGroup; }
   // The warpgroup that this thread multiplies in, 0 or 1, its thread, and a barrier of its own.
