@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sm_90a loop with the plainest epilogue, for its test: C = A * B^T in fp32.
-// Macros: X (2 bf16, 3 fp16), ROWS, STAGES, PING_PONG, DYNAMIC, CLUSTER, A_LANES, B_LANES.
+// Macros: X (2 bf16, 3 fp16), ROWS, STAGES, PING_PONG, DYNAMIC, CLUSTER, A_LANES, B_LANES, TAIL.
 #include "common/cuda/loop_sm90.cuh"
 
 namespace rlk {
@@ -23,6 +23,7 @@ struct GemmArgs {
 struct Store {
   const GemmArgs& g;
   static constexpr bool kLoads = false;
+  static constexpr int kTailCols = TAIL;
   RLK_DEVICE TileSource source(TilePosition at) const {
     return {static_cast<int>(at.row) * Loop::kRows, static_cast<int>(at.col) * Loop::kCols};
   }

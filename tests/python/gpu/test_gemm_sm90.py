@@ -62,8 +62,14 @@ def nvrtc() -> ctypes.CDLL:
     return ctypes.CDLL(named)
 
 
-def compiled(**macros: int) -> ctypes.c_void_p:
-    """The kernel of gemm_sm90.cu with these macros."""
+def compiled(dtype: str, loop: tuple, majors: tuple, tail: int = -1) -> ctypes.c_void_p:
+    """The kernel of gemm_sm90.cu; tail: kTailCols of its epilogue."""
+    rows, stages, ping_pong, dynamic, cluster = loop
+    macros = {
+        "X": CODES[dtype], "ROWS": rows, "STAGES": stages, "PING_PONG": ping_pong,
+        "DYNAMIC": dynamic, "CLUSTER": cluster, "A_LANES": majors[0], "B_LANES": majors[1],
+        "TAIL": tail,
+    }  # fmt: skip
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     source = (HERE / "gemm_sm90.cu").read_bytes()
     check(nvrtc().nvrtcCreateProgram(ctypes.byref(program), source, b"gemm.cu", 0, None, None))
@@ -164,21 +170,22 @@ def product(kernel, a, b, m: int, n: int, k: int, loop: tuple, majors: tuple, bl
     return c
 
 
+def operands(m: int, n: int, k: int, dtype: str):
+    generator = torch.Generator("cuda").manual_seed(m)
+    a = torch.randn(m, k, device="cuda", generator=generator).to(getattr(torch, dtype))
+    b = torch.randn(n, k, device="cuda", generator=generator).to(getattr(torch, dtype))
+    return a, b
+
+
 @pytest.mark.parametrize("majors", list(itertools.product((0, 1), (0, 1))), ids=str)
 @pytest.mark.parametrize("dtype", CODES)
 def test_products(dtype, majors):
     torch.manual_seed(0)
     first: dict[tuple, torch.Tensor] = {}
     for loop in LOOPS:
-        rows, stages, ping_pong, dynamic, cluster = loop
-        kernel = compiled(
-            X=CODES[dtype], ROWS=rows, STAGES=stages, PING_PONG=ping_pong, DYNAMIC=dynamic,
-            CLUSTER=cluster, A_LANES=majors[0], B_LANES=majors[1],
-        )  # fmt: skip
+        kernel = compiled(dtype, loop, majors)
         for m, n, k in SIZES:
-            generator = torch.Generator("cuda").manual_seed(m)
-            a = torch.randn(m, k, device="cuda", generator=generator).to(getattr(torch, dtype))
-            b = torch.randn(n, k, device="cuda", generator=generator).to(getattr(torch, dtype))
+            a, b = operands(m, n, k, dtype)
             for blocks in (1, 7, 132):
                 c = product(kernel, a, b, m, n, k, loop, majors, blocks)
                 what = f"{m} x {n} x {k}, loop {loop}, {blocks} blocks"
@@ -188,3 +195,19 @@ def test_products(dtype, majors):
             exact = a.double() @ b.double().T
             error = (c.double() - exact).abs().max() / exact.abs().max()
             assert error < 1e-5, what
+
+
+@pytest.mark.parametrize("tail", [0, 1, 64, 65, 128, 129, 191])
+def test_no_promise_of_the_tail_changes_bits(tail):
+    majors = (0, 0)
+    for loop in LOOPS[:2]:
+        any_tail, kernel = (
+            compiled("bfloat16", loop, majors),
+            compiled("bfloat16", loop, majors, tail),
+        )
+        for n in (1, 63, 64, 65, 128, 129, 191, 192, 193, 256, 257, 320, 321, 384):
+            a, b = operands(200, n, 136, "bfloat16")
+            want, got = (
+                product(of, a, b, 200, n, 136, loop, majors, 7) for of in (any_tail, kernel)
+            )
+            assert torch.equal(got, want), f"{n} columns, loop {loop}"
