@@ -38,7 +38,7 @@ class LogitsSm90 {
   const int& num_rows;
   static constexpr bool kLoads = false;
   // Of a segment's last leaf.
-  static constexpr int kTailCols = kV < 0 ? -1 : LogpLeaves<kLogpLeaf>{kV}.segment() % kLogpLeaf;
+  static constexpr int kTailCols = kSegmentCols < 0 ? -1 : kSegmentCols % kLogpLeaf;
 
   // Columns of a tile: a leaf, of the vocabulary or of a backward's wave.
   RLK_DEVICE LogpLeaf cols_of(TilePosition at) const {

@@ -11,11 +11,12 @@ namespace rlk {
 
 RLK_DEVICE Int64 vocab(const LogpCudaRows& a) { return kV >= 0 ? kV : a.vocab; }
 // Constant of the templates kSegment: columns of a segment, or -1: of a vocabulary of its own where
-// kV is given, else run-time.
+// kV is given, else run-time. Which it is, or -1:
+constexpr int kSegmentCols = kSegment > 0 ? static_cast<int>(kSegment)
+                             : kV >= 0    ? logp_segment(kV)
+                                          : -1;
 RLK_DEVICE LogpLeaves<kLogpLeaf> leaves_of(const LogpCudaRows& a) {
-  return {vocab(a), kSegment > 0 ? static_cast<int>(kSegment)
-                    : kV >= 0     ? logp_segment(kV)
-                                  : a.shard.segment};
+  return {vocab(a), kSegmentCols >= 0 ? kSegmentCols : a.shard.segment};
 }
 // Constant of the templates kStats: 1: statistics of the logits are asked for; 0: they are not; -1:
 // run-time, where arrays are given. The same in all threads of a launch.
