@@ -141,7 +141,7 @@ class Clock:
         torch.cuda.reset_peak_memory_stats()
         result = run()
         torch.cuda.synchronize()
-        returned = sum(tensor.nbytes for tensor in tensors(result))
+        returned = sum(tensor.nbytes for tensor in tensors(result) if tensor is not None)
         return (torch.cuda.max_memory_allocated() - before - returned) / MIB
 
     def outside_torch_mib(self) -> float | None:

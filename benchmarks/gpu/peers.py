@@ -68,12 +68,12 @@ def cut_cross_entropy(filter_eps: str | None) -> LogProb:
     return logp
 
 
-def verl() -> LogProb:
-    """verl's fused kernel; it computes the entropy as well."""
+def verl(group: Any = None) -> LogProb:
+    """verl's fused kernel, over the ranks of a group if any; it computes the entropy as well."""
     module = _import_below("verl.utils.kernel.linear_cross_entropy")
     _import_below("verl.utils.kernel.kernels")  # wanted at the first call only: fail here
     apply = module.linear_cross_entropy
-    return lambda hidden, weight, target: apply(hidden, weight, target, 1.0, "none", None)[0]
+    return lambda hidden, weight, target: apply(hidden, weight, target, 1.0, "none", group)[0]
 
 
 def verl_chunked() -> LogProb:
