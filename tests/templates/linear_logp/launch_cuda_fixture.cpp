@@ -62,7 +62,10 @@ std::vector<CudaStep> LaunchCudaTest::run(const LinearLogpCall& call, const Cuda
   if (wanted.validate_sync) return steps();
   expect_sound(wanted.target);
   expect_sound_workspace(wanted.dtype);
-  if (!fake_.launches.empty()) {
+  if (call.parts.present()) {
+    expect_given(
+        {&call.target, &call.mask, &call.log_prob, &call.row_max, &call.row_log_sum, &call.parts});
+  } else if (!fake_.launches.empty()) {
     expect_given({&call.hidden,       &call.weight,     &call.target,      &call.bias,
                   &call.temperature,  &call.mask,       &call.entropy,     &call.row_max,
                   &call.row_log_sum,  &call.log_prob,   &call.lse,         &call.max_logit,
@@ -86,7 +89,7 @@ void LaunchCudaTest::expect_sound_workspace(DType dtype) {
     }
     const LinearLogpCudaArgs& args = step.args;
     const Int64 rows = std::max<Int64>(args.num_rows, 1);
-    const Int64 leaves = logp_num_leaves(args.vocab);
+    const Int64 leaves = args.leaves().count();
     add("rows", args.rows, (args.num_rows + 1) * 8);
     EXPECT_EQ(args.num_active, args.rows == nullptr ? nullptr : args.rows + args.num_rows);
     add("partial_max", args.partial_max, leaves * args.strip_rows * 4);

@@ -43,6 +43,38 @@ TEST_F(LaunchCudaForwardTest, OptionsReachTheKernels) {
   EXPECT_EQ(run(call, wanted)[1].args.inverse_temperature, 1.0f / static_cast<float>(0.3));
 }
 
+// Two of the eight segments of 2048 columns.
+TEST_F(LaunchCudaForwardTest, ARankReducesItsSegmentsToItsPart) {
+  LinearLogpCall call = make({.vocab = 512});
+  call.first_id = 1024;
+  call.num_ids = 2048;
+  call.segment = 256;
+  call.part = tensor(DType::f32, {3, 1000});
+  const auto all = run(call, {.vocab = 512});
+  ASSERT_EQ(names(), "main merge");
+  EXPECT_EQ(all[0].blocks, 4u * 2 * 2) << "tiles of rows by segments by leaves";
+  for (const CudaStep& step : all) {
+    const LogpShard& shard = step.args.shard;
+    EXPECT_EQ(shard.begin, 1024);
+    EXPECT_EQ(shard.num_ids, 2048);
+    EXPECT_EQ(shard.segment, 256);
+    EXPECT_EQ(shard.gives_part, 1);
+  }
+}
+
+TEST_F(LaunchCudaForwardTest, PartsOfAllRanksAreJoinedAlone) {
+  CudaCase wanted{.has_mask = true};
+  LinearLogpCall call = make(wanted);
+  call.num_ids = 4000;
+  call.parts = tensor(DType::f32, {4, 3, 1000});
+  const auto all = run(call, wanted);
+  ASSERT_EQ(names(), "join");
+  EXPECT_EQ(all[0].blocks, 4u) << "of 256 rows";
+  EXPECT_EQ(all[0].args.shard.num_parts, 4);
+  EXPECT_EQ(all[0].args.shard.call_rows, 1000);
+  EXPECT_EQ(all[0].args.shard.gives_part, 0);
+}
+
 TEST_F(LaunchCudaForwardTest, SoftcapAndLogitScaleAreRoundedOnce) {
   const auto all = run({.softcap = 30.1, .logit_scale = 0.0625001});
   for (const CudaStep& step : all) {
