@@ -308,7 +308,8 @@ RLK_DEVICE void make_dh_sm90(const Args& a, const LinearLogpCudaGradMaps& maps) 
             sums);
 }
 
-// A tile of grad_weight.
+// A tile of grad_weight, whose rows lie side by side: at a constant distance where kD is one, so
+// that a store needs no address of its own.
 class WeightSums {
  public:
   using Loop = GradientSm90Loop<true>;
@@ -333,7 +334,7 @@ class WeightSums {
       const int row0 = index * Loop::kRows;
       const int col0 = static_cast<int>(at.col) * Loop::kCols;
       const WaveSegment columns = wave_segment(a, segment);
-      const Int64 first = (columns.begin + row0) * a.grad_weight_row_stride + col0;
+      const Int64 first = (columns.begin + row0) * dim(a) + col0;
       places[tile.group()] = {
           static_cast<char*>(a.grad_weight) +
               first * (a.grad_weight_type == kSm90Type ? int{sizeof(Sm90Type)} : 4),
@@ -360,18 +361,16 @@ class WeightSums {
  private:
   template <class Stored>
   RLK_DEVICE auto row_start(const PlaceSm90& place) const {
-    return [first = static_cast<Stored*>(place.first),
-            pitch = static_cast<int>(a.grad_weight_row_stride)](int row) {
+    return [first = static_cast<Stored*>(place.first), pitch = static_cast<int>(dim(a))](int row) {
       return first + Int64{row} * pitch;
     };
   }
   template <int kType, class Rows>
   RLK_DEVICE void store(Rows& tile) {
     const PlaceSm90& place = places[Loop::group()];
-    SlabSm90::store<kType>(
-        tile, slabs, place.num_rows, place.num_cols,
-        stores_whole_chunks<kType>(a.grad_weight, a.grad_weight_row_stride, dim(a)),
-        row_start<typename Element<kType>::Type>(place));
+    SlabSm90::store<kType>(tile, slabs, place.num_rows, place.num_cols,
+                           stores_whole_chunks<kType>(a.grad_weight, dim(a), dim(a)),
+                           row_start<typename Element<kType>::Type>(place));
   }
 };
 
