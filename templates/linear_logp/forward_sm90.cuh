@@ -79,20 +79,14 @@ struct Fold : LogitsSm90 {
     const int row = tile.row(i);
     const int element = tile.element(s.target[row - tile.first_row()]);
     if (element < 0 || row >= place.num_rows) return;
-    a.target_logit[place.first_row + row] = find<0, 2 * Sm90Loop::kPairsOfThread>(tile, i, element);
-  }
-  // Element `element` of the kCount from kFirst on of a thread's row: each bit halves them.
-  template <int kFirst, int kCount, class Index>
-  static RLK_DEVICE float find(Sm90Loop& tile, Index i, int element) {
-    if constexpr (kCount == 1) {
-      return tile.at(i, kFirst / 2, kFirst % 2);
-    } else {
-      constexpr int kHalf = kCount > 32 ? 32 : kCount / 2;
-      static_assert((kHalf & (kHalf - 1)) == 0 && kCount - kHalf <= kHalf);
-      const float low = find<kFirst, kHalf>(tile, i, element);
-      const float high = find<kFirst + kHalf, kCount - kHalf>(tile, i, element);
-      return element & kHalf ? high : low;
+    float z = tile.at(i, 0, 0);
+#pragma unroll
+    for (int j = 0; j < Sm90Loop::kPairsOfThread; ++j) {
+      const float z0 = tile.at(i, j, 0), z1 = tile.at(i, j, 1);
+      z = element == 2 * j ? z0 : z;
+      z = element == 2 * j + 1 ? z1 : z;
     }
+    a.target_logit[place.first_row + row] = z;
   }
   RLK_DEVICE void set_keep(Sm90Loop& tile, TilePosition at) {
     if (tile.thread_of_group() != 0) return;
