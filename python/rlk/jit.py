@@ -118,7 +118,8 @@ def configure(
         log: trace, debug, info, warn, error or off; environment: RLK_LOG.
         specialize: False runs the generic variants alone. Results are the same bits.
         validate: "async" or "sync": on CUDA, look at targets, boundaries, masks, global counts and
-            temperatures before each launch, which waits for the stream; environment: RLK_VALIDATE.
+            temperatures before each launch, which waits for the stream; ranks of a group compare
+            what they were called with; environment: RLK_VALIDATE.
         workspace_mib: MiB of a CUDA backward's temporary memory, about; environment:
             RLK_WORKSPACE_MIB. Results do not depend on it.
         saved_mib: MiB that each differentiated forward of `linear_logp` may keep of its

@@ -31,6 +31,26 @@ is_compiling: Callable[[], bool] = getattr(
 )
 
 
+def is_sharded(tensor: Any) -> bool:
+    """Whether it is a DTensor of which ranks have parts."""
+    if type(tensor).__name__ != "DTensor":  # a call without one need not import its module
+        return False
+    mesh, placements = tensor.device_mesh, tensor.placements
+    return any(mesh.size(axis) > 1 and kind.is_shard() for axis, kind in enumerate(placements))
+
+
+def over_ranks(compiles: bool) -> Any:
+    """The module of calls whose vocabulary ranks share; `compiles`: torch.compile follows this one.
+    It may follow parts of a call that it has given up, too."""
+    if compiles or "torch._dynamo" in sys.modules:
+        from rlk._ops import torch_uncompiled
+
+        return torch_uncompiled
+    from rlk._ops import torch_parallel
+
+    return torch_parallel
+
+
 def arguments_of(op: str, given: Arguments, names: Mapping[str, str]) -> Arguments:
     """The arguments of `op`, which a function that is made of it is given by these names."""
     own = {name: names.get(name, name) for name in (*PARAMETERS[op], "stream")}

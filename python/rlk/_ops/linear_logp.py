@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._ops.common import Arguments, Tensor, is_compiling, logp_result
+from rlk._ops.common import Arguments, Tensor, is_compiling, is_sharded, logp_result, over_ranks
 from rlk.errors import check_needs, fail, text
 
 
@@ -29,6 +29,10 @@ def linear_logp(
     accumulate_into: Tensor | str | None = None,
     lora: tuple[Tensor, Tensor, float] | None = None,
     compute_dtype: Any = None,
+    group: Any = None,
+    vocab_range: tuple[int, int] | None = None,
+    vocab_size: int | None = None,
+    sequence_parallel: bool = False,
     stream: int | None = None,
 ) -> Any:
     """Log-probabilities of target ids, straight from hidden states; no [N, V] logits are formed.
@@ -71,6 +75,20 @@ def linear_logp(
             hidden and weight are taken in, a float32 weight with bfloat16 hidden states, say. Their
             gradients have their own dtypes; a float32 one is not rounded. None: autocast's dtype
             where autocast is on for the device, as for F.linear, else their own.
+        group: of torch tensors: the ranks among whom the vocabulary is cut, a ProcessGroup of
+            torch.distributed or a DeviceMesh of one dimension. All ranks make this call, and its
+            backward, with the same rows; weight and bias are this rank's rows ``[V_r, D]`` and
+            ``[V_r]``, whose gradients are local, target holds ids of the whole vocabulary, and each
+            rank gets all results and the whole gradient of hidden. A DTensor ``Shard(0)`` as
+            weight, with hidden as a DTensor of its mesh, says the same. See docs/distributed.md.
+        vocab_range: (begin, end), the ids that this rank has with group; None: those of the cut
+            that vocab_size says.
+        vocab_size: V of the whole vocabulary with group; on 1, 2, 4 or 8 ranks each then has
+            8 / world neighbouring eighths of ``ceil(V / 8)`` ids, on others ``torch.chunk``'s part.
+            None: V_r is the same on every rank, and V the sum.
+        sequence_parallel: with group: hidden, and its gradient, are this rank's rows, the whole
+            hidden's first axis being cut into like parts in the order of ranks; target and all
+            that has one value a row are still of all rows.
         stream: CUDA stream handle to queue on, for tensors whose framework tells no current
             stream (CuPy and JAX through DLPack); None: the default stream. Not for torch tensors.
 
@@ -87,6 +105,7 @@ def linear_logp(
         rlk.Unsupported: nothing here can run this device and dtype, or a tensor carries a tangent
             of forward-mode differentiation or is inside a torch.func transform (a
             NotImplementedError).
+        rlk.DriverError: a collective of the group failed (a RuntimeError).
 
     Example:
         >>> log_probs = rlk.jit.linear_logp(hidden, lm_head.weight, tokens, temperature=0.7)
@@ -97,6 +116,8 @@ def linear_logp(
 
         >>> out = rlk.jit.linear_logp(hidden, weight, tokens, return_stats=True)
         >>> accuracy = (out.stats.argmax == tokens).float().mean()
+
+        >>> log_probs = rlk.jit.linear_logp(hidden, weight_rows, tokens, group=tensor_parallel)
 
     With M = max z, S = sum exp(z - M) and T = sum exp(z - M) (z - M) over the vocabulary, log p =
     (z_t - M) - log S, the entropy is log S - T / S, lse = M + log S, and sum_p2 =
@@ -125,6 +146,16 @@ def linear_logp(
     if accumulate_into is not None:
         given["accumulate_into"] = _accumulator(weight, accumulate_into)
     compiles = is_compiling()
+    if (
+        group is not None
+        or vocab_range is not None
+        or vocab_size is not None
+        or sequence_parallel
+        or is_sharded(weight)
+    ):
+        return over_ranks(compiles).linear_logp(
+            given, group, vocab_range, vocab_size, sequence_parallel
+        )
     casts = compute_dtype is not None or compiles or _core.is_autocast_enabled()
     if lora is not None:
         from rlk._ops import torch_lora

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlk import _core
-from rlk._ops.common import Arguments, Tensor, is_compiling, logp_result
+from rlk._ops.common import Arguments, Tensor, is_compiling, is_sharded, logp_result, over_ranks
 
 
 def logp(
@@ -22,6 +22,9 @@ def logp(
     return_lse: bool = False,
     return_stats: bool = False,
     inplace_backward: bool = False,
+    group: Any = None,
+    vocab_range: tuple[int, int] | None = None,
+    vocab_size: int | None = None,
     stream: int | None = None,
 ) -> Any:
     """Log-probabilities of target ids from logits; no log_softmax is formed.
@@ -40,14 +43,17 @@ def logp(
         inplace_backward: the backward writes the gradient over the logits, so that no second
             tensor of their size is needed. Only where nothing else reads the logits afterwards:
             torch raises where its autograd would, and at a second backward.
+        group, vocab_range, vocab_size: as in `linear_logp`: logits are this rank's columns ``[...,
+            V_r]`` of the whole vocabulary, and so is their gradient. A DTensor of logits that is
+            ``Shard`` by its last axis says the same.
 
     Returns:
         As `linear_logp`: float32 ``[...]``, or a `LogpResult` with return_entropy or return_lse,
         or a `LogpStatsResult` with return_stats.
 
     Raises:
-        rlk.InvalidArgument, rlk.Unsupported: as `linear_logp`; and with inplace_backward for
-            logits that are a leaf, or whose elements share memory.
+        rlk.InvalidArgument, rlk.Unsupported, rlk.DriverError: as `linear_logp`; and with
+            inplace_backward for logits that are a leaf, or whose elements share memory.
 
     Example:
         >>> log_probs = rlk.jit.logp(model(tokens).logits[:, :-1], tokens[:, 1:])
@@ -71,7 +77,10 @@ def logp(
         "inplace_backward": inplace_backward,
         "stream": stream,
     }
-    if is_compiling() or _core.needs_autograd(arguments):
+    compiles = is_compiling()
+    if group is not None or vocab_range is not None or vocab_size is not None or is_sharded(logits):
+        return over_ranks(compiles).logp(arguments, group, vocab_range, vocab_size)
+    if compiles or _core.needs_autograd(arguments):
         from rlk._ops import torch_logp
 
         return logp_result(arguments, torch_logp.logp(arguments))

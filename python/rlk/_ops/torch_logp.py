@@ -36,9 +36,12 @@ _claims: Any = WeakTensorKeyDictionary()
 
 class _LinearLogp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, arguments: Arguments) -> Any:
+    def forward(
+        ctx: Any, hidden: Any, weight: Any, bias: Any, arguments: Arguments, core: Any
+    ) -> Any:
         keep = any(ctx.needs_input_grad[:2])
-        found = _core.linear_logp_forward(arguments, True, keep)
+        found = core.linear_logp_forward(arguments, True, keep)
+        ctx.core = core
         log_prob = found[0]
         kept, target = found[5] or (None, None)
         # Of the log-prob a copy: callers may write over what they were given.
@@ -56,19 +59,19 @@ class _LinearLogp(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Any) -> Any:
         arguments = backward_arguments(ctx, upstream)
         if arguments is None:
-            return (None,) * 4
+            return (None,) * 5
         kept = arguments.pop("kept")
         if arguments["grad_entropy"] is None:
             arguments.update(ctx.kept.take(kept))
         arguments["accumulate_into"] = ctx.accumulate_into
 
         needs = ctx.needs_input_grad[:3]
-        run = _core.linear_logp_backward
+        run = ctx.core.linear_logp_backward
         hidden, weight, bias = linear_logp_gradients(run, arguments, needs, ctx.sums)
         if ctx.accumulate_into is not None:
             torch.autograd.graph.increment_version(ctx.accumulate_into)
             weight = _megatron_placeholder(ctx.weight(), ctx.accumulate_into)
-        return hidden, weight, bias, None
+        return hidden, weight, bias, None, None
 
 
 class _Kept:
@@ -105,8 +108,9 @@ def _megatron_placeholder(weight: Any, accumulated: Any) -> Any:
 
 class _Logp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Any, arguments: Arguments) -> Any:
-        found = _results(ctx, "logp", arguments, _core.logp_forward(arguments, True, True), {})
+    def forward(ctx: Any, logits: Any, arguments: Arguments, core: Any) -> Any:
+        found = _results(ctx, "logp", arguments, core.logp_forward(arguments, True, True), {})
+        ctx.core = core
         # By now the core has seen that it is a flag.
         if arguments["inplace_backward"] and ctx.needs_input_grad[0]:
             ctx.claim = _claim(logits, arguments)
@@ -116,7 +120,7 @@ class _Logp(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Any) -> Any:
         arguments = backward_arguments(ctx, upstream)
         if arguments is None:
-            return None, None
+            return None, None, None
         logits, in_place = arguments["logits"], arguments["inplace_backward"]
         if in_place and torch.is_grad_enabled():
             raise Unsupported(
@@ -126,13 +130,13 @@ class _Logp(torch.autograd.Function):
                     "a backward without create_graph=True, which needs the logits again",
                 )
             )
-        grad = logp_gradient(_core.logp_backward, arguments)
+        grad = logp_gradient(ctx.core.logp_backward, arguments)
         if in_place:
             # Whoever saved the logits is told that they are gone: torch raises there.
             torch.autograd.graph.increment_version(logits)
             grad = logits.detach()
             ctx.claim = None
-        return grad, None
+        return grad, None, None
 
 
 def _is_of_many(view: Any) -> bool:
@@ -229,9 +233,10 @@ def _found(outputs: Any) -> Any:
     return outputs if len(outputs) == 3 else (*outputs[:3], outputs[3:])
 
 
-def linear_logp(given: Arguments, casts: bool) -> Any:
-    """`casts`: operands may be cast; their gradients are those of what is given."""
-    if through_operators():
+def linear_logp(given: Arguments, casts: bool, core: Any = _core) -> Any:
+    """`casts`: operands may be cast; their gradients are those of what is given. `core`: what runs
+    the call, the core or what has its functions."""
+    if core is _core and through_operators():
         from rlk._ops import torch_logp_operators
 
         return _found(torch_logp_operators.linear_logp(given))
@@ -243,7 +248,7 @@ def linear_logp(given: Arguments, casts: bool) -> Any:
         if given[name] is not arguments[name] and _shares(into, given[name]):
             expected = f"memory that {{{name}}} does not share"
             fail("linear_logp", "accumulate_into", expected, "some of it")
-    return _found(_LinearLogp.apply(*operands, arguments))
+    return _found(_LinearLogp.apply(*operands, arguments, core))
 
 
 def linear_logp_operands(arguments: Arguments) -> list[Any]:
@@ -258,12 +263,12 @@ def linear_logp_operands(arguments: Arguments) -> list[Any]:
     return operands
 
 
-def logp(arguments: Arguments) -> Any:
-    if through_operators():
+def logp(arguments: Arguments, core: Any = _core) -> Any:
+    if core is _core and through_operators():
         from rlk._ops import torch_logp_operators
 
         return _found(torch_logp_operators.logp(arguments))
-    return _found(_Logp.apply(*logp_operands(arguments), arguments))
+    return _found(_Logp.apply(*logp_operands(arguments), arguments, core))
 
 
 def logp_operands(arguments: Arguments) -> list[Any]:

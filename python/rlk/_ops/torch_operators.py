@@ -42,7 +42,8 @@ _TYPES: dict[str, tuple[str, str]] = {
 }
 
 
-_LEFT_OUT = ("needs", "lora")  # which adapters no operator takes
+# No operator takes adapters, nor has collectives in it.
+_LEFT_OUT = ("needs", "lora", "group", "vocab_range", "vocab_size", "sequence_parallel")
 
 
 def words_of(function: Callable[..., Any], options: Sequence[tuple[str, str]] = ()) -> list[str]:

@@ -9,13 +9,15 @@ from rlk import _core
 from rlk.check.specs import SPECS
 
 # Options that change memory, and no value; that add outputs, and change none; a type; an adapter,
-# which makes a call with another hidden and weight of it.
+# which makes a call with another hidden and weight of it; and what spreads a call over ranks.
+SPREAD = {"group", "vocab_range", "vocab_size"}
 NOT_SHOWN = {
     "linear_logp": {
         *("return_stats", "saved_mib", "entropy_grad", "accumulate_into"),
-        *("compute_dtype", "lora"),
+        *("compute_dtype", "lora", "sequence_parallel"),
+        *SPREAD,
     },
-    "logp": {"inplace_backward", "return_stats"},
+    "logp": {"inplace_backward", "return_stats", *SPREAD},
     "det_gemm": {"out_dtype"},
 }
 

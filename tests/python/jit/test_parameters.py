@@ -9,15 +9,21 @@ import rlk
 from rlk import _core
 from rlk._ops.common import PARAMETERS
 
+#: What says how ranks share a vocabulary.
+SPREAD = {"group", "vocab_range", "vocab_size"}
 #: Public functions of an op, and what each takes besides its table, or leaves out of it.
 FUNCTIONS = {
-    "linear_logp": ("linear_logp", {"stream", "lora", "compute_dtype"}, set()),
+    "linear_logp": (
+        "linear_logp",
+        {"stream", "lora", "compute_dtype", "sequence_parallel", *SPREAD},
+        set(),
+    ),
     "linear_logp_backward": (
         "linear_logp",
         {"stream", "grad_output", "grad_entropy", "grad_lse", "needs"},
         {"return_entropy", "return_lse", "return_stats", "saved_mib", "entropy_grad"},
     ),
-    "logp": ("logp", {"stream"}, set()),
+    "logp": ("logp", {"stream", *SPREAD}, set()),
     "logp_backward": (
         "logp",
         {"stream", "grad_output", "grad_entropy", "grad_lse"},

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of wrong calls whose vocabulary ranks share: by one rank, or by every rank where all
+ask before they go on."""
+
+import datetime
+import re
+
+import numpy as np
+import pytest
+import ranks
+from ranks import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+import rlk
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+VOCAB, DIM, ROWS = 300, 24, 12
+
+
+def inputs(kind):
+    """hidden, weight, bias and target, of the whole vocabulary."""
+    drawn = torch.Generator().manual_seed(7)
+    shapes = ((ROWS, DIM), (VOCAB, DIM), (VOCAB,))
+    tensors = [torch.randn(shape, generator=drawn) for shape in shapes]
+    return [x.to(kind) for x in (*tensors, torch.randint(VOCAB, (ROWS,), generator=drawn))]
+
+
+def messages(calls):
+    """What each call says."""
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+            found[name] = "none"
+        except (rlk.Error, TypeError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def refused_dtensors(kind, rank):
+    hidden, weight, bias, target = inputs(kind)
+    mesh = init_device_mesh(kind, (distributed.get_world_size(),))
+
+    def call(*placements, rows=ROWS, plain=False):
+        of_hidden, of_weight, of_bias = placements
+        first = hidden[:rows]
+        given = [
+            first if plain else distribute_tensor(first, mesh, [of_hidden]),
+            distribute_tensor(weight, mesh, [of_weight]),
+            target[:rows],
+            distribute_tensor(bias, mesh, [of_bias]),
+        ]
+        return lambda: rlk.jit.linear_logp(*given)
+
+    return messages(
+        {
+            "plain hidden": call(Replicate(), Shard(0), Shard(0), plain=True),
+            "hidden by columns": call(Shard(1), Shard(0), Shard(0)),
+            "hidden Partial": call(Partial(), Shard(0), Shard(0)),
+            "weight by columns": call(Replicate(), Shard(1), Shard(0)),
+            "bias whole": call(Replicate(), Shard(0), Replicate()),
+            "rows": call(Shard(0), Shard(0), Shard(0), rows=ROWS - 1),
+        },
+    )
+
+
+def wrong_calls(kind, rank):
+    """What each rank is told of calls in which rank 1 differs, where all ask before they go on."""
+    rlk.jit.configure(validate="sync")
+    size = distributed.get_world_size()
+    hidden, weight, bias, target = inputs(kind)
+    own = VOCAB // size
+    plain = {"hidden": hidden, "weight": weight[:own], "target": target % own}
+    plain["group"] = distributed.group.WORLD
+
+    def call(other=None, **same):
+        given = plain | same | ((other or {}) if rank == 1 else {})
+        return lambda: rlk.jit.linear_logp(**given)
+
+    range_of = {"vocab_range": (rank * own, (rank + 1) * own), "vocab_size": size * own}
+    outside = target.clone()
+    outside[0] = VOCAB
+    shared_rows = {"sequence_parallel": True, "hidden": hidden[: ROWS // size]}
+    return messages(
+        {
+            "nothing": call(),
+            "nothing, in parts": call(**shared_rows),
+            "rows": call({"hidden": hidden[1:]}),
+            "rows of all": call({"hidden": hidden[1:], "target": plain["target"][1:]}),
+            "dtype": call({"hidden": hidden.half(), "weight": weight[:own].half()}),
+            "dim": call({"hidden": hidden[:, 1:], "weight": weight[:own, 1:]}),
+            "vocabulary": call({"weight": weight[1:own]}),
+            "option": call({"softcap": 3.0}),
+            "wrong option": call({"softcap": -1.0}),
+            "wrong option, in parts": call({"softcap": -1.0}, **shared_rows),
+            "outputs": call({"return_entropy": True}),
+            "bias": call({"bias": bias[:own]}),
+            "gradient": call({"hidden": hidden.clone().requires_grad_()}),
+            "gradient of none": call(
+                {"weight": weight[:own].detach()}, weight=weight[:own].clone().requires_grad_()
+            ),
+            "other ids": call({"target": plain["target"] // 2}),
+            "an id outside": call({"target": outside}),
+            "a range twice": call({"vocab_range": (0, own)}, **range_of),
+            "a range that is no range": call({"vocab_range": (own, 0)}, **range_of),
+            "no torch tensor": call({"hidden": np.zeros((ROWS, DIM), np.float32)}),
+            "parts": call({"sequence_parallel": True}),
+        },
+    )
+
+
+def a_missing_rank(kind, rank):
+    """What the others are told when rank 1 does not come."""
+    size = distributed.get_world_size()
+    hidden, weight, _, target = inputs(kind)
+    group = distributed.new_group(timeout=datetime.timedelta(seconds=1))
+    if rank == 1:
+        return "none"
+    own = VOCAB // size
+    call = {"call": lambda: rlk.jit.linear_logp(hidden, weight[:own], target % own, group=group)}
+    return messages(call)["call"]
+
+
+def one_rank_alone(kind, rank):
+    """Errors that no other rank need hear of: arguments that say how to spread a call."""
+    size = distributed.get_world_size()
+    hidden, weight, _, target = inputs(kind)
+    group = distributed.group.WORLD
+    mine = distributed.new_subgroups_by_enumeration([[r] for r in range(size)])[0]
+    others = distributed.new_group([0])
+
+    def call(**given):
+        return lambda: rlk.jit.linear_logp(hidden, weight, target, **given)
+
+    def logp(**given):
+        return lambda: rlk.jit.logp(hidden @ weight.T, target, **given)
+
+    return messages(
+        {
+            "one rank": call(group=mine),
+            "one rank with a range": call(group=mine, vocab_range=(0, VOCAB), vocab_size=VOCAB),
+            "not its group": call(group=others),
+            "no group": call(group=2),
+            "a range alone": call(vocab_range=(0, VOCAB)),
+            "a size alone": call(vocab_size=VOCAB),
+            "parts alone": call(sequence_parallel=True),
+            "a range alone of logits": logp(vocab_range=(0, VOCAB)),
+            "a range without a size": call(group=mine, vocab_range=(0, VOCAB)),
+            "a range outside": call(group=mine, vocab_range=(0, VOCAB + 1), vocab_size=VOCAB),
+            "a range of three": call(group=mine, vocab_range=(0, 1, 2), vocab_size=VOCAB),
+            "a range of floats": call(group=mine, vocab_range=(0.0, 300.0), vocab_size=VOCAB),
+            "other rows": call(group=mine, vocab_size=VOCAB + 1),
+            "other columns": logp(group=group, vocab_size=VOCAB + size),
+            "a size of none": call(group=mine, vocab_size=0),
+            "a size that is a float": call(group=mine, vocab_size=300.0),
+            "parts of another type": call(group=mine, sequence_parallel=1),
+            "an adapter": call(group=mine, lora=(hidden[:2], weight[:, :2], 1.0)),
+            "parts of one row": lambda: rlk.jit.linear_logp(
+                hidden[0], weight, target[0], group=mine, sequence_parallel=True
+            ),
+            "rows of parts": lambda: rlk.jit.linear_logp(
+                hidden[1:], weight, target, group=mine, sequence_parallel=True
+            ),
+        },
+    )
+
+
+def work(kind, rank):
+    rlk.jit.configure(num_threads=1)
+    tasks = [refused_dtensors, one_rank_alone, wrong_calls]
+    if kind == "cpu":  # of NCCL a watchdog tells, which ends the process
+        tasks.append(a_missing_rank)
+    return {task.__name__: task(kind, rank) for task in tasks}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("cpu", 3), id="cpu"),
+        pytest.param(("cuda", 2), id="cuda", marks=pytest.mark.gpu),
+    ],
+)
+def world(request, tmp_path_factory):
+    """(kind of device, what each rank found)."""
+    kind, size = request.param
+    return kind, ranks.run(kind, work, tmp_path_factory.mktemp("ranks"), size)
+
+
+def assert_says(message, pattern):
+    assert re.search(pattern, message), message
+
+
+REFUSED_DTENSORS = {
+    "plain hidden": r"weight: expected a tensor that each rank has whole, got a DTensor",
+    "hidden by columns": r"hidden: expected placement Replicate\(\) or Shard\(0\), of rows",
+    "hidden Partial": r"hidden: expected placement Replicate\(\) or Shard\(0\), of rows",
+    "weight by columns": r"weight: expected a tensor that each rank has whole, got a DTensor",
+    "bias whole": r"bias: expected placements .*Shard\(dim=0\).*, got .*Replicate",
+    "rows": r"hidden: expected a first axis of which \d ranks have like parts, got 11$",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_DTENSORS)
+def test_dtensors_that_are_refused(world, name):
+    for rank in world[1]:
+        assert_says(rank["refused_dtensors"][name], REFUSED_DTENSORS[name])
+
+
+TOLD = {
+    "nothing": "none",
+    "nothing, in parts": "none",
+    "rows": r"target: expected shape \[11\].*, got \[12\] on rank 1$",
+    "rows of all": r"hidden: expected float32 \[12, 24\] as on rank 0, got float32 \[11, 24\] on",
+    "dtype": r"hidden: expected float32 \[12, 24\] as on rank 0, got float16 \[12, 24\] on rank 1$",
+    "dim": r"hidden: expected float32 \[12, 24\] as on rank 0, got float32 \[12, 23\] on rank 1$",
+    "vocabulary": r"weight: expected float32 \[\d+, 24\] as on rank 0, got .* on rank 1$",
+    "option": r"softcap: expected None as on rank 0, got 3\.0 on rank 1$",
+    "wrong option": r"softcap: expected a finite number above 0 .*, got -1 on rank 1$",
+    "wrong option, in parts": r"softcap: expected .*, got -1.* on rank 1$",
+    "outputs": r"return_entropy: expected False as on rank 0, got True on rank 1$",
+    "bias": r"bias: expected None as on rank 0, got a tensor on rank 1$",
+    "gradient": r"hidden: expected float32 \[12, 24\] as .*, got .* with a gradient on rank 1$",
+    "gradient of none": "none",
+    "other ids": r"target: expected int64 \[12\] of CRC-32 \w+ as on rank 0, got .* on rank 1$",
+    "an id outside": r"target: expected ids in \[0, 300\).* on rank 1$",
+    "a range twice": r"vocab_range: expected ids from \d+ on, .* got \(0, \d+\) on rank 1$",
+    "a range that is no range": r"vocab_range: expected \(begin, .* got \(\d+, 0\) on rank 1$",
+    "no torch tensor": r"hidden: expected a torch tensor with group, got ndarray on rank 1$",
+    "parts": r"target: expected \d+ ids, one per row of hidden .* on rank 1$",
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_every_rank_is_told(world, name):
+    messages = {rank["wrong_calls"][name] for rank in world[1]}
+    assert len(messages) == 1
+    assert_says(messages.pop(), TOLD[name])
+
+
+def test_a_rank_that_is_missing(world):
+    kind, (first, _, *others) = world
+    if kind != "cpu":
+        pytest.skip("of NCCL a watchdog tells, which ends the process")
+    for rank in (first, *others):
+        ids = list(range(2 + len(others)))
+        words = f"DriverError: linear_logp: group: a collective over the ranks {ids} failed: "
+        assert rank["a_missing_rank"].startswith(words)
+
+
+ALONE = {
+    "one rank": "none",
+    "one rank with a range": "none",
+    "no group": "group: expected a ProcessGroup .*, got 2$",
+    "a range alone": r"vocab_range: expected None without group, got \(0, 300\)$",
+    "a size alone": "vocab_size: expected None without group, got 300$",
+    "parts alone": "sequence_parallel: expected False without group, got True$",
+    "a range alone of logits": r"logp: vocab_range: expected None without group, got \(0, 300\)$",
+    "a range without a size": "vocab_size: expected the number of ids with vocab_range, got None$",
+    "a range outside": r"vocab_range: expected \(begin, end\) with 0 <= begin <= end <= 300, got",
+    "a range of three": r"vocab_range: expected \(begin, end\) .*, got \(0, 1, 2\)$",
+    "a range of floats": r"vocab_range: expected \(begin, end\) .*, got \(0\.0, 300\.0\)$",
+    "other rows": r"weight: expected 301 rows, ids \[0, 301\) of 301 on rank 0 of 1, got 300$",
+    "other columns": r"logp: logits: expected \d+ columns, ids \[\d+, \d+\) of \d+ on rank",
+    "a size of none": "vocab_size: expected None or an int from 1 up, got 0$",
+    "a size that is a float": r"vocab_size: expected None or an int from 1 up, got 300\.0$",
+    "parts of another type": "sequence_parallel: expected True or False, got 1$",
+    "an adapter": "lora: expected None with group, got an adapter$",
+    "parts of one row": r"hidden: expected shape \[rows, \.\.\., D\] of this rank's rows",
+    "rows of parts": r"target: expected 11 ids, one per row of hidden on each of 1 ranks, got",
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_is_refused(world, name):
+    for rank in world[1]:
+        assert_says(rank["one_rank_alone"][name], ALONE[name])
+
+
+def test_a_group_of_others(world):
+    first, *others = (rank["one_rank_alone"]["not its group"] for rank in world[1])
+    assert first == "none"
+    assert all("group: expected a group that this rank is in" in message for message in others)
+
+
+def test_other_frameworks_are_refused():
+    arrays = np.zeros((2, 4), np.float32), np.zeros((8, 4), np.float32), np.zeros(2, np.int64)
+    with (
+        ranks.pretended() as mesh,
+        pytest.raises(rlk.InvalidArgument, match="hidden: expected a t"),
+    ):
+        rlk.jit.linear_logp(*arrays, group=mesh)
