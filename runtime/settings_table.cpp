@@ -31,7 +31,9 @@ constexpr Setting k_settings[] = {
             "`False`: every call runs a generic kernel, so that no shape is compiled. Results "
             "are the same bits"),
     Setting("validate", "RLK_VALIDATE", &Settings::validate_sync, {.words = k_validate},
-            "CUDA: when wrong values in tensors are found: see [validation](#validation)"),
+            "When wrong values in tensors are found on CUDA, and whether ranks compare their "
+            "calls: see "
+            "[validation](#validation)"),
     Setting(
         "workspace_mib", "RLK_WORKSPACE_MIB", &Settings::workspace_mib,
         {.least = 1, .most = 1 << 20},
