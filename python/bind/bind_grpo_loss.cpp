@@ -39,7 +39,8 @@ py::tuple forward(const py::dict& arguments, const py::dict& loss_arguments,
   Bound bound(arguments);
   GrpoLossCall& call = bound.call;
   PpoLossCall& loss = call.loss;
-  const BoundArguments of_loss = bind_call(templates::ppo_loss_op, loss_arguments, loss);
+  BoundArguments of_loss = bind_call(templates::ppo_loss_op, loss_arguments, loss);
+  bind_parameters(k_ppo_loss_rank_parameters, loss_arguments, loss, of_loss);
   static_cast<LossOptions&>(loss) = options;
   templates::ppo_loss_op.check(loss);
   const std::int64_t sequences[] = {loss.num_sequences()};

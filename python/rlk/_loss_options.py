@@ -75,23 +75,6 @@ ELSEWHERE = {
 }
 
 
-class Resolved(NamedTuple):
-    """Options as the core takes them, and which tensors they read."""
-
-    core: Any  # _core.LossOptions
-    rules: Rules
-    unread: tuple[str, ...]  # tensors and counts that are not looked at
-    required: tuple[tuple[str, str], ...]  # tensors that must be there, and what asks for each
-
-    @property
-    def needs_ref(self) -> bool:
-        return self.rules.kl_coef != 0
-
-    @property
-    def needs_entropy(self) -> bool:
-        return self.rules.entropy_coef != 0
-
-
 class Given(NamedTuple):
     """What a call says besides its rules; None where it says nothing."""
 
@@ -100,6 +83,24 @@ class Given(NamedTuple):
     has_boundaries: bool = False
     has_weights: bool = False
     has_importance: bool = False
+
+
+class Resolved(NamedTuple):
+    """Options as the core takes them, and which tensors they read."""
+
+    core: Any  # _core.LossOptions
+    rules: Rules
+    unread: tuple[str, ...]  # tensors and counts that are not looked at
+    required: tuple[tuple[str, str], ...]  # tensors that must be there, and what asks for each
+    given: Given
+
+    @property
+    def needs_ref(self) -> bool:
+        return self.rules.kl_coef != 0
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self.rules.entropy_coef != 0
 
 
 def fail(name: str, expected: str, got: Any) -> NoReturn:
@@ -167,7 +168,7 @@ def _resolve(
         for name, switch in SWITCHES.items()
         if name not in off
     )
-    return Resolved(core, r, (*off, *(n for n in optional if n not in needs)), required)
+    return Resolved(core, r, (*off, *(n for n in optional if n not in needs)), required, given)
 
 
 @lru_cache(maxsize=256, typed=True)

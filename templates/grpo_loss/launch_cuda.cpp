@@ -35,7 +35,7 @@ T* pointer(const Tensor& tensor) {
 }
 
 PpoLossArgs loss_args(Arena& arena, const PpoLossCall& call) {
-  PpoLossArgs args = ppo_loss_sizes(call);
+  PpoLossArgs args = ppo_loss_args(call);
   args.starts = pointer<long long>(call.cu_seqlens);
   args.old_log_probs = pointer<float>(call.old_log_probs);
   args.rollout_log_probs = pointer<float>(call.rollout_log_probs);

@@ -48,6 +48,23 @@ enum PpoLossExtreme : int { kRatioMax, kRatioMin, kLogCorrectionMax, kNumExtreme
 // float_metrics: the sums but the loss itself, the extremes, clip_ratio.
 constexpr int kNumFloatMetrics = kNumSums - 1 + kNumExtremes + 1;
 
+// What the means of a sequence are of, summed over its tokens.
+enum PpoLossMean : int { kMeanOfLogRatio, kMeanOfStatistic, kMeanOfAdvantage, kNumMeans };
+// In the place of these: the derivative through the mean of log-ratios.
+constexpr int kSlope = 0;
+
+// What the tokens of a sequence that one rank holds add up to, as integers: whole sequences are
+// sums of these, however they are cut.
+struct PpoLossPiece {
+  long long tokens, left;  // active; active and in the means
+  unsigned long long sum_low[kNumMeans];
+  long long sum_high[kNumMeans];
+  long long sum_special[kNumMeans];
+};
+
+// Counts over all ranks, as they give each.
+enum PpoLossTotal : int { kTotalTokens, kTotalSequences, kTotalValid, kTotalGroups, kNumTotals };
+
 // What some of the tokens add up to.
 struct PpoLossPartial {
   unsigned long long sum_low[kNumSums];
@@ -90,6 +107,15 @@ struct PpoLossArgs {
   float *sequence_weight, *sequence_kl_weight;
   float *sequence_log_ratio, *sequence_statistic, *sequence_advantage;
   float* sequence_grad;  // with kSequenceRatio
+  // Where a batch lies on several ranks, else null.
+  PpoLossPiece* own_pieces;    // [num_sequences], written by fwd_count
+  const PpoLossPiece* pieces;  // [num_pieces][num_sequences], of each rank, in place of the tokens
+  PpoLossPiece* own_slopes;    // likewise of fwd_slope: kSlope alone
+  const PpoLossPiece* slopes;
+  long long num_pieces;
+  const long long* totals;    // [kNumTotals]
+  PpoLossPartial* own_total;  // written by fwd_finish in place of loss, counts, ...
+
   // One an item of fwd_main.
   PpoLossPartial* partials;
   long long num_items;

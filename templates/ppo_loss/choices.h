@@ -40,8 +40,12 @@ RLK_INLINE long long global_or(const LossGlobal& global, long long own) {
   return global.value > 0 ? global.value : own;
 }
 
-// Counts of a call with those that were given over all of its parts.
-RLK_INLINE LossCounts global_counts(const LossReductions& r, const LossCounts& n) {
+// Counts of a call, or of all ranks, with those that were given over all of its parts.
+RLK_INLINE LossCounts global_counts(const PpoLossArgs& a, LossCounts n) {
+  if (const long long* const all = a.totals) {
+    n = {all[kTotalTokens], all[kTotalSequences], all[kTotalValid], all[kTotalGroups]};
+  }
+  const LossReductions& r = a.reductions;
   return {global_or(r.tokens, n.tokens), global_or(r.sequences, n.sequences),
           global_or(r.sequences, n.valid), global_or(r.groups, n.groups)};
 }
@@ -58,31 +62,62 @@ RLK_INLINE void weigh_sequence(const PpoLossArgs& a, const LossCounts& n, long l
   a.sequence_kl_weight[i] = kl_weight;
 }
 
-// What the means of a sequence are of, summed over its tokens.
-enum PpoLossMean : int { kMeanOfLogRatio, kMeanOfStatistic, kMeanOfAdvantage, kNumMeans };
-
 RLK_INLINE bool needs_mean(const PpoLossArgs& a, const LossChoices& c, PpoLossMean mean) {
   if (mean == kMeanOfLogRatio) return c.ratio != kTokenRatio;
   if (mean == kMeanOfStatistic) return c.correction != kNoCorrection && c.level != kTokenLevel;
   return c.mean_advantage != 0 && !a.advantage_is_of_sequence;
 }
 
-// What a sequence's ratio, advantage and correction are, from its exact sums over `tokens` active
-// ones, of which `left` are not rejected.
+// Of a PpoLossPartial or a PpoLossPiece.
+template <class Sums>
+RLK_INLINE void store_sum(Sums& to, int row, const ExactSum& sum) {
+  to.sum_low[row] = sum.low;
+  to.sum_high[row] = sum.high;
+  to.sum_special[row] = sum.special;
+}
+
+// What a sequence, or a piece of one, adds up to.
+struct SequenceSums {
+  long long tokens, left;  // active; active and not rejected
+  ExactSum sums[kNumMeans];
+};
+
+RLK_INLINE void store_piece(PpoLossPiece& to, const SequenceSums& from) {
+  to.tokens = from.tokens;
+  to.left = from.left;
+  for (int i = 0; i < kNumMeans; ++i) store_sum(to, i, from.sums[i]);
+}
+
+// The pieces of all ranks of sequence i.
+RLK_INLINE SequenceSums joined(const PpoLossArgs& a, const PpoLossPiece* pieces, long long i) {
+  SequenceSums all{};
+#pragma unroll 1
+  for (long long rank = 0; rank < a.num_pieces; ++rank) {
+    const PpoLossPiece& piece = pieces[rank * a.num_sequences + i];
+    all.tokens += piece.tokens;
+    all.left += piece.left;
+    for (int k = 0; k < kNumMeans; ++k) {
+      add(all.sums[k], {piece.sum_low[k], piece.sum_high[k], piece.sum_special[k]});
+    }
+  }
+  return all;
+}
+
+// What a sequence's ratio, advantage and correction are, from its exact sums.
 RLK_INLINE void store_means(const PpoLossArgs& a, const LossChoices& c, long long i,
-                            long long tokens, long long left, const ExactSum (&sums)[kNumMeans]) {
-  const float count = static_cast<float>(tokens > 0 ? tokens : 1);
-  const float count_left = static_cast<float>(left > 0 ? left : 1);
-  a.sequence_log_ratio[i] = exact_value(sums[kMeanOfLogRatio], kTermBits) / count_left;
-  const float total = exact_value(sums[kMeanOfStatistic], kTermBits);
+                            const SequenceSums& of) {
+  const float count = static_cast<float>(of.tokens > 0 ? of.tokens : 1);
+  const float count_left = static_cast<float>(of.left > 0 ? of.left : 1);
+  a.sequence_log_ratio[i] = exact_value(of.sums[kMeanOfLogRatio], kTermBits) / count_left;
+  const float total = exact_value(of.sums[kMeanOfStatistic], kTermBits);
   a.sequence_statistic[i] = c.level == kGeometricLevel ? total / count : total;
-  a.sequence_advantage[i] = exact_value(sums[kMeanOfAdvantage], kTermBits) / count_left;
+  a.sequence_advantage[i] = exact_value(of.sums[kMeanOfAdvantage], kTermBits) / count_left;
 }
 
 // The part of its sequence's derivative that each token left has.
-RLK_INLINE void store_sequence_grad(const PpoLossArgs& a, long long i, long long left,
-                                    const ExactSum& sum) {
-  a.sequence_grad[i] = exact_value(sum, kTermBits) / static_cast<float>(left > 0 ? left : 1);
+RLK_INLINE void store_sequence_grad(const PpoLossArgs& a, long long i, const SequenceSums& of) {
+  const float count_left = static_cast<float>(of.left > 0 ? of.left : 1);
+  a.sequence_grad[i] = exact_value(of.sums[kSlope], kTermBits) / count_left;
 }
 
 }  // namespace rlk

@@ -69,6 +69,14 @@ extern "C" __global__ void __launch_bounds__(512, 2)
   const bool needs_means = needs_ratio || needs_statistic || needs_advantage;
 #pragma unroll 1
   for (Int64 i = blockIdx.x; i < a.num_sequences; i += gridDim.x) {
+    if (a.pieces) {
+      if (threadIdx.x == 0) {
+        const SequenceSums of = joined(a, a.pieces, i);
+        a.sequence_tokens[i] = of.tokens;
+        store_means(a, c, i, of);
+      }
+      continue;
+    }
     if (needs_means) sums.clear();
     ExactLane<kTermBits> ratio, statistic, advantage;
     const Int64 first = start_of(a, i), last = start_of(a, i + 1);
@@ -108,9 +116,12 @@ extern "C" __global__ void __launch_bounds__(512, 2)
         left += counts_left[warp];
       }
       a.sequence_tokens[i] = n;
+      SequenceSums of{n, left, {}};
       if (needs_means) {
-        store_means(a, c, i, n, left, {sums.total(0), sums.total(1), sums.total(2)});
+        for (int mean = 0; mean < kNumMeans; ++mean) of.sums[mean] = sums.total(mean);
+        store_means(a, c, i, of);
       }
+      if (a.own_pieces) store_piece(a.own_pieces[i], of);
       if (a.starts) {
         expect_part(*a.error, a.op, DeviceError::kBadSequence, a.starts, i, a.num_sequences,
                     a.num_tokens);
@@ -146,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   tokens = sum_of_block(tokens, warps);
   valid = sum_of_block(valid, warps);
   if (threadIdx.x == 0) a.counts[kCountSequences] = valid;
-  const LossCounts n = global_counts(a.reductions, {tokens, a.num_sequences, valid, a.num_groups});
+  const LossCounts n = global_counts(a, {tokens, a.num_sequences, valid, a.num_groups});
 #pragma unroll 1
   for (Int64 g = threadIdx.x; g < a.num_groups; g += 1024) {
     if (a.group_starts) {
@@ -172,6 +183,10 @@ extern "C" __global__ void __launch_bounds__(256)
   const LossValues v = a.values;
 #pragma unroll 1
   for (Int64 i = blockIdx.x; i < a.num_sequences; i += gridDim.x) {
+    if (a.slopes) {
+      if (threadIdx.x == 0) store_sequence_grad(a, i, joined(a, a.slopes, i));
+      continue;
+    }
     sums.clear();
     ExactLane<kTermBits> slope;
     unsigned left = 0;
@@ -195,9 +210,10 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = left;
     __syncthreads();
     if (threadIdx.x == 0) {
-      long long n = 0;
-      for (int warp = 0; warp < 8; ++warp) n += counts[warp];
-      store_sequence_grad(a, i, n, sums.total(0));
+      SequenceSums of{0, 0, {sums.total(kSlope)}};
+      for (int warp = 0; warp < 8; ++warp) of.left += counts[warp];
+      store_sequence_grad(a, i, of);
+      if (a.own_slopes) store_piece(a.own_slopes[i], of);
     }
     __syncthreads();
   }
@@ -358,9 +374,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int row = threadIdx.x;
     const bool is_policy = row == kSumPolicy && !(c.kl || c.entropy);
     const ExactSum sum = block.total(is_policy ? static_cast<int>(kSumLoss) : row);
-    to.sum_low[row] = sum.low;
-    to.sum_high[row] = sum.high;
-    to.sum_special[row] = sum.special;
+    store_sum(to, row, sum);
   } else if (warp == 1 && lane < kNumCounts) {
     long long n = 0;
     for (int w = 0; w < 8; ++w) n += counts[w][lane];
@@ -382,7 +396,8 @@ RLK_DEVICE void add_of_warp(ExactSum& sum) {
   }
 }
 
-// One block of 1024 threads, a warp a sum, count or extreme: the loss and its metrics.
+// One block of 1024 threads, a warp a sum, count or extreme: the loss and its metrics, or what
+// these are made of.
 extern "C" __global__ void __launch_bounds__(1024)
     rlk_ppo_loss_fwd_finish(const __grid_constant__ Args a) {
   static_assert(kNumSums + kNumCounts + kNumExtremes <= 32);
@@ -398,7 +413,9 @@ extern "C" __global__ void __launch_bounds__(1024)
       add(sum, {p.sum_low[row], p.sum_high[row], p.sum_special[row]});
     }
     add_of_warp(sum);
-    if (lane == 0) {
+    if (lane == 0 && a.own_total) {
+      store_sum(*a.own_total, row, sum);
+    } else if (lane == 0) {
       store_exact(a.exact + 2 * row, sum);
       const float value = exact_value(sum, row < kNumTermSums ? kTermBits : kMetricBits);
       (row == 0 ? *a.loss : a.float_metrics[row - 1]) = value;
@@ -409,16 +426,17 @@ extern "C" __global__ void __launch_bounds__(1024)
     for (Int64 i = lane; i < a.num_items; i += 32) n += a.partials[i].counts[count];
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) n += shfl_xor(n, lanes);
-    if (lane == 0) counts[count] = count == kCountSequences ? a.counts[kCountSequences] : n;
+    if (count == kCountSequences) n = a.totals ? a.totals[kTotalValid] : a.counts[count];
+    if (lane == 0) (a.own_total ? a.own_total->counts : counts)[count] = n;
   } else if (extreme < kNumExtremes) {
     float x = extreme == kLogCorrectionMax ? 0.0f : -infinity();
 #pragma unroll 1
     for (Int64 i = lane; i < a.num_items; i += 32) x = max_f32(x, a.partials[i].extremes[extreme]);
     x = max_of_warp(x);
-    if (lane == 0) extremes[extreme] = x;
+    if (lane == 0) (a.own_total ? a.own_total->extremes : extremes)[extreme] = x;
   }
   __syncthreads();
-  if (threadIdx.x == 0) finish_metrics(counts, extremes, a.counts, a.float_metrics);
+  if (threadIdx.x == 0 && !a.own_total) finish_metrics(counts, extremes, a.counts, a.float_metrics);
 }
 
 }  // namespace rlk

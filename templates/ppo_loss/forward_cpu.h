@@ -42,33 +42,34 @@ extern "C" void rlk_ppo_loss_fwd_count(const void* args, long long begin, long l
 #pragma clang loop unroll(disable)
   for (long long i = begin; i < end; ++i) {
     const long long first = start_of(a, i), last = start_of(a, i + 1);
-    long long n = 0, left = 0;
-    ExactSum sums[kNumMeans]{};
+    SequenceSums of{};
+    if (a.pieces) of = joined(a, a.pieces, i);
 #pragma clang loop unroll(disable)
-    for (long long begin = first; begin < last; begin += kSumTokens) {
+    for (long long begin = first; !a.pieces && begin < last; begin += kSumTokens) {
       const long long end = begin + kSumTokens < last ? begin + kSumTokens : last;
       ExactLanes<kTermBits> ratio, statistic, advantage;
 #pragma clang loop unroll(disable)
       for (long long t = begin; t < end; t += kLanes) {
         const auto load = [&](const float* from) { return load_some(from + t, end - t); };
         Mask active = load_mask(a.mask, t, end - t);
-        n += number_of(active);
+        of.tokens += number_of(active);
         if (!needs_means) continue;
         const VecF zero = splat(0.0f), old = load(a.old_log_probs);
         if (needs_statistic) {
           statistic.add(select(active, old - load(a.rollout_log_probs), zero));
         }
         if (c.leaves) active = active & !is_rejected(v, old - load(a.rollout_log_probs));
-        left += number_of(active);
+        of.left += number_of(active);
         if (needs_ratio) ratio.add(select(active, load(a.log_probs) - old, zero));
         if (needs_advantage) advantage.add(select(active, load(a.advantages), zero));
       }
-      if (needs_ratio) add(sums[kMeanOfLogRatio], ratio.total());
-      if (needs_statistic) add(sums[kMeanOfStatistic], statistic.total());
-      if (needs_advantage) add(sums[kMeanOfAdvantage], advantage.total());
+      if (needs_ratio) add(of.sums[kMeanOfLogRatio], ratio.total());
+      if (needs_statistic) add(of.sums[kMeanOfStatistic], statistic.total());
+      if (needs_advantage) add(of.sums[kMeanOfAdvantage], advantage.total());
     }
-    a.sequence_tokens[i] = n;
-    store_means(a, c, i, n, left, sums);
+    if (a.own_pieces) store_piece(a.own_pieces[i], of);
+    a.sequence_tokens[i] = of.tokens;
+    store_means(a, c, i, of);
   }
 }
 
@@ -81,7 +82,7 @@ extern "C" void rlk_ppo_loss_fwd_weigh(const void* args, long long, long long) {
     n.tokens += a.sequence_tokens[i];
     n.valid += a.sequence_tokens[i] > 0;
   }
-  n = global_counts(a.reductions, n);
+  n = global_counts(a, n);
 #pragma clang loop unroll(disable)
   for (long long g = 0; g < a.num_groups; ++g) {
     const long long first = first_of_group(a, g), last = first_of_group(a, g + 1);
@@ -161,10 +162,7 @@ struct Totals {
 
 template <int kBits>
 RLK_INLINE void store_sum(PpoLossPartial& to, int row, const ExactLanes<kBits>& lanes) {
-  const ExactSum sum = lanes.total();
-  to.sum_low[row] = sum.low;
-  to.sum_high[row] = sum.high;
-  to.sum_special[row] = sum.special;
+  store_sum(to, row, lanes.total());
 }
 
 RLK_INLINE void store_totals(PpoLossPartial& to, const LossChoices& c, const Totals& totals) {
@@ -237,10 +235,10 @@ extern "C" void rlk_ppo_loss_fwd_slope(const void* args, long long begin, long l
   for (long long i = begin; i < end; ++i) {
     TokenInput in = enter_sequence(a, c, i);
     const long long last = start_of(a, i + 1);
-    long long left = 0;
-    ExactSum sum{};
+    SequenceSums of{};
+    if (a.slopes) of = joined(a, a.slopes, i);
 #pragma clang loop unroll(disable)
-    for (long long first = start_of(a, i); first < last; first += kSumTokens) {
+    for (long long first = start_of(a, i); !a.slopes && first < last; first += kSumTokens) {
       const long long some = first + kSumTokens < last ? first + kSumTokens : last;
       ExactLanes<kTermBits> slope;
 #pragma clang loop unroll(disable)
@@ -248,11 +246,12 @@ extern "C" void rlk_ppo_loss_fwd_slope(const void* args, long long begin, long l
         read_tokens(a, c, t, some - t, in);
         const TokenResult result = token_loss(c, v, in);
         slope.add(result.sequence_grad);
-        left += number_of(c.leaves ? in.active & !result.rejected : in.active);
+        of.left += number_of(c.leaves ? in.active & !result.rejected : in.active);
       }
-      add(sum, slope.total());
+      add(of.sums[kSlope], slope.total());
     }
-    store_sequence_grad(a, i, left, sum);
+    if (a.own_slopes) store_piece(a.own_slopes[i], of);
+    store_sequence_grad(a, i, of);
   }
 }
 
@@ -280,7 +279,7 @@ extern "C" void rlk_ppo_loss_fwd_main(const void* args, long long begin, long lo
   }
 }
 
-// The loss and its metrics; one item.
+// The loss and its metrics, or what these are made of; one item.
 extern "C" void rlk_ppo_loss_fwd_finish(const void* args, long long, long long) {
   const Args& a = *static_cast<const Args*>(args);
   long long counts[kNumCounts] = {};
@@ -296,8 +295,9 @@ extern "C" void rlk_ppo_loss_fwd_finish(const void* args, long long, long long) 
     }
   }
 #pragma clang loop unroll(disable)
-  for (long long i = 0; i < a.num_sequences; ++i)
+  for (long long i = 0; !a.totals && i < a.num_sequences; ++i)
     counts[kCountSequences] += a.sequence_tokens[i] > 0;
+  if (a.totals) counts[kCountSequences] = a.totals[kTotalValid];
 #pragma clang loop unroll(disable)
   for (int row = 0; row < kNumSums; ++row) {
     ExactSum sum{};
@@ -306,11 +306,17 @@ extern "C" void rlk_ppo_loss_fwd_finish(const void* args, long long, long long) 
       const PpoLossPartial& p = a.partials[item];
       add(sum, {p.sum_low[row], p.sum_high[row], p.sum_special[row]});
     }
+    if (a.own_total) {
+      store_sum(*a.own_total, row, sum);
+      continue;
+    }
     store_exact(a.exact + 2 * row, sum);
     const float value = exact_value(sum, row < kNumTermSums ? kTermBits : kMetricBits);
     (row == 0 ? *a.loss : a.float_metrics[row - 1]) = value;
   }
-  finish_metrics(counts, extremes, a.counts, a.float_metrics);
+  if (!a.own_total) return finish_metrics(counts, extremes, a.counts, a.float_metrics);
+  for (int i = 0; i < kNumCounts; ++i) a.own_total->counts[i] = counts[i];
+  for (int i = 0; i < kNumExtremes; ++i) a.own_total->extremes[i] = extremes[i];
 }
 
 }  // namespace rlk

@@ -17,6 +17,12 @@ constexpr const char* k_cuda_fwd[] = {"rlk_ppo_loss_fwd_pack",  "rlk_ppo_loss_fw
                                       "rlk_ppo_loss_fwd_main",  "rlk_ppo_loss_fwd_finish"};
 constexpr const char* k_bwd[] = {"rlk_ppo_loss_bwd_main"};
 
+// Null where the tensor is absent.
+template <class T>
+T* pointer(const Tensor& tensor) {
+  return static_cast<T*>(tensor.data);
+}
+
 }  // namespace
 
 std::span<const char* const> ppo_loss_entries(jit::Pass pass, Backend backend) {
@@ -25,7 +31,7 @@ std::span<const char* const> ppo_loss_entries(jit::Pass pass, Backend backend) {
   return k_cpu_fwd;
 }
 
-PpoLossArgs ppo_loss_sizes(const PpoLossCall& call) {
+PpoLossArgs ppo_loss_args(const PpoLossCall& call) {
   PpoLossArgs args{};
   args.num_tokens = call.log_probs.num_elements();
   args.num_sequences = call.num_sequences();
@@ -48,6 +54,23 @@ PpoLossArgs ppo_loss_sizes(const PpoLossCall& call) {
                      global(call.global_tokens),
                      global(call.global_sequences),
                      global(call.global_groups)};
+  args.loss = pointer<float>(call.loss);
+  args.grad = pointer<float>(call.grad);
+  args.grad_entropy = pointer<float>(call.grad_entropy);
+  args.counts = pointer<long long>(call.counts);
+  args.float_metrics = pointer<float>(call.float_metrics);
+  args.exact = pointer<long long>(call.exact);
+  args.own_pieces = pointer<PpoLossPiece>(call.own_pieces);
+  args.own_slopes = pointer<PpoLossPiece>(call.own_slopes);
+  args.pieces = pointer<PpoLossPiece>(call.pieces);
+  args.slopes = pointer<PpoLossPiece>(call.slopes);
+  args.num_pieces = call.pieces.present() ? call.pieces.shape[0] : 0;
+  args.totals = pointer<long long>(call.totals);
+  args.own_total = pointer<PpoLossPartial>(call.own_total);
+  if (call.partials.present()) {  // read: what main, which is not run, writes
+    args.partials = pointer<PpoLossPartial>(call.partials);
+    args.num_items = call.partials.shape[0];
+  }
   // Without groups each sequence is one.
   args.group_size = call.group_size > 0 ? call.group_size : 1;
   args.num_groups = call.group_starts.present() ? call.group_starts.shape[0] - 1

@@ -15,6 +15,8 @@ namespace {
 using runtime::ThreadPool;
 using templates::Dense;
 
+enum Step { k_count, k_weigh, k_slope, k_main, k_finish };
+
 constexpr long long k_item_tokens = 2048;     // of a main step; ExactLanes has room for 512 vectors
 constexpr long long k_inline_tokens = 16384;  // below, the caller's thread does all
 
@@ -40,8 +42,9 @@ float* floats(const Tensor& tensor) {
 }
 
 void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
+  PpoLossArgs args = ppo_loss_args(call);
+  if (call.partials.present()) return run(kernel, k_finish, &args, 1, 0);
   expect_ppo_loss_values(call);
-  PpoLossArgs args = ppo_loss_sizes(call);
   const auto starts = templates::dense_integers(call.cu_seqlens);
   const auto group_starts = templates::dense_integers(call.group_starts);
   const auto mask = templates::dense_mask(ppo_loss_mask(call));
@@ -67,12 +70,6 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   args.importance_weights = importance.data;
   args.ref_log_probs = ref.data;
   args.entropy = entropy.data;
-  args.loss = floats(call.loss);
-  args.grad = floats(call.grad);
-  args.grad_entropy = floats(call.grad_entropy);
-  args.counts = static_cast<long long*>(call.counts.data);
-  args.float_metrics = floats(call.float_metrics);
-  args.exact = static_cast<long long*>(call.exact.data);
 
   const auto sequences = static_cast<std::size_t>(args.num_sequences);
   std::vector<long long> tokens(sequences), items{0}, item_sequences;
@@ -99,11 +96,16 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call) {
 
   const LossChoices& c = args.choices;
   const bool has_means = c.ratio != kTokenRatio || c.level != kTokenLevel || c.mean_advantage != 0;
-  run(kernel, 0, &args, args.num_sequences, has_means ? args.num_tokens : args.num_tokens / 16);
-  run(kernel, 1, &args, 1, 0);
-  if (c.ratio == kSequenceRatio) run(kernel, 2, &args, args.num_sequences, args.num_tokens);
-  run(kernel, 3, &args, args.num_items, args.num_tokens);
-  run(kernel, 4, &args, 1, 0);
+  const long long to_count = has_means ? args.num_tokens : args.num_tokens / 16;
+  run(kernel, k_count, &args, args.num_sequences, args.pieces ? 0 : to_count);
+  if (call.own_pieces.present()) return;
+  run(kernel, k_weigh, &args, 1, 0);
+  if (c.ratio == kSequenceRatio) {
+    run(kernel, k_slope, &args, args.num_sequences, args.slopes ? 0 : args.num_tokens);
+  }
+  if (call.own_slopes.present()) return;
+  run(kernel, k_main, &args, args.num_items, args.num_tokens);
+  run(kernel, k_finish, &args, 1, 0);
 }
 
 void launch_bwd(const LoadedKernel& kernel, const PpoLossCall& call) {

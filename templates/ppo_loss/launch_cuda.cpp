@@ -36,7 +36,7 @@ void launch(const LoadedKernel& kernel, const PpoLossCall& call, int step, Int64
 class Plan {
  public:
   Plan(Arena& arena, const PpoLossCall& call, int num_sms, DeviceError& error)
-      : arena_(arena), args_(ppo_loss_sizes(call)) {
+      : arena_(arena), args_(ppo_loss_args(call)) {
     args_.error = &error;
     args_.op = "ppo_loss";
     args_.starts = integers(call.cu_seqlens);
@@ -52,12 +52,7 @@ class Plan {
     }
     if (call.choices.kl != kNoKl) args_.ref_log_probs = floats(call.ref_log_probs);
     if (call.choices.entropy != 0) args_.entropy = floats(call.entropy);
-    args_.loss = output<float>(call.loss);
-    args_.grad = output<float>(call.grad);
-    args_.grad_entropy = output<float>(call.grad_entropy);
     args_.counts = output_or_own<long long>(call.counts, kNumCounts);
-    args_.float_metrics = output<float>(call.float_metrics);
-    args_.exact = output<long long>(call.exact);
     const Int64 sequences = args_.num_sequences;
     args_.sequence_tokens = arena_.take<long long>(sequences);
     args_.sequence_weight = output_or_own<float>(call.sequence_weight, sequences);
@@ -77,13 +72,8 @@ class Plan {
 
  private:
   template <class T>
-  static T* output(const Tensor& tensor) {
-    return tensor.present() ? static_cast<T*>(tensor.data) : nullptr;
-  }
-
-  template <class T>
   T* output_or_own(const Tensor& tensor, Int64 count) {
-    return tensor.present() ? output<T>(tensor) : arena_.take<T>(count);
+    return tensor.present() ? static_cast<T*>(tensor.data) : arena_.take<T>(count);
   }
 
   template <class T>
@@ -136,6 +126,7 @@ void validate(Driver& driver, const PpoLossCall& call) {
 }
 
 void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call, DeviceError& error) {
+  if (call.partials.present()) return launch(kernel, call, k_finish, 1, 1024, ppo_loss_args(call));
   Arena sizes(nullptr);
   const int num_sms = entry(kernel, 0).driver().device(call.device.index).num_sms;
   const Plan counted(sizes, call, num_sms, error);
@@ -147,11 +138,13 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call, DeviceError
            pack);
   }
   launch(kernel, call, k_count, std::min<Int64>(args.num_sequences, 65535), 512, args);
+  if (call.own_pieces.present()) return;
   launch(kernel, call, k_weigh, 1, 1024, args);
   if (call.sequence_weight.present()) return;
   if (args.choices.ratio == kSequenceRatio) {
     launch(kernel, call, k_slope, std::min<Int64>(args.num_sequences, 65535), 256, args);
   }
+  if (call.own_slopes.present()) return;
   launch(kernel, call, k_main, args.num_items, 256, args);
   launch(kernel, call, k_finish, 1, 1024, args);
 }
@@ -170,7 +163,7 @@ void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call, b
   DeviceError& error = templates::device_error(driver, call.device.index);
   templates::raise_device_error(error);
   if (call.pass == jit::Pass::bwd) return launch_bwd(kernel, call);
-  if (validate_sync) validate(driver, call);
+  if (validate_sync && !call.partials.present()) validate(driver, call);
   launch_fwd(kernel, call, error);
 }
 

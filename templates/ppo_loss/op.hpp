@@ -31,6 +31,15 @@ struct PpoLossCall : jit::OpCall, LossOptions {
   Tensor counts, exact;       // int64 [kNumCounts], [kNumSums, 2]
   Tensor float_metrics;       // float32 [kNumFloatMetrics]
 
+  // Forward of a batch that lies on several ranks, int64. Each rank runs the steps up to the first
+  // that writes one of own_pieces, own_slopes and own_total (in place of the outputs above), and
+  // reads what all ranks wrote. With `partials` the last step is run alone, which makes the loss.
+  Tensor own_pieces, own_slopes;  // [num_sequences, k_piece_words]
+  Tensor pieces, slopes;          // [ranks, num_sequences, k_piece_words]
+  Tensor totals;                  // [kNumTotals]
+  Tensor own_total;               // [k_partial_words]
+  Tensor partials;                // [ranks, k_partial_words]
+
   // Forward on CUDA, in place of those above where given: what each sequence's tokens share,
   // written without a look at log_probs but for a sequence's ratio. float32, one a sequence.
   Tensor sequence_weight, sequence_kl_weight, sequence_statistic;
@@ -46,6 +55,9 @@ struct PpoLossCall : jit::OpCall, LossOptions {
   }
 };
 
+inline constexpr std::int64_t k_piece_words = sizeof(PpoLossPiece) / sizeof(std::int64_t);
+inline constexpr std::int64_t k_partial_words = sizeof(PpoLossPartial) / sizeof(std::int64_t);
+
 // Stage 2. Throws InvalidArgument.
 void check_ppo_loss(const jit::OpCall& call);
 
@@ -56,8 +68,9 @@ void launch_ppo_loss(const LoadedKernel& kernel, const jit::OpCall& call,
 void launch_ppo_loss_cpu(const LoadedKernel& kernel, const PpoLossCall& call);
 void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call, bool validate_sync);
 
-// Everything of the arguments but pointers to arrays: choices, values, sizes.
-PpoLossArgs ppo_loss_sizes(const PpoLossCall& call);
+// Everything of the arguments but inputs and workspace: choices, values, sizes, what is written,
+// and what is read of other ranks.
+PpoLossArgs ppo_loss_args(const PpoLossCall& call);
 
 // Boundaries, mask and global counts of a call on the host. Throws InvalidArgument.
 void expect_ppo_loss_values(const PpoLossCall& call);
@@ -76,6 +89,14 @@ inline constexpr jit::Parameter k_ppo_loss_gradient_parameters[] = {
     {"saved", jit::Kind::tensor, jit::field_of<&PpoLossCall::saved>},
     {"grad_output", jit::Kind::tensor, jit::field_of<&PpoLossCall::upstream>},
     {"log_probs", jit::Kind::tensor, jit::field_of<&PpoLossCall::log_probs>},
+};
+
+// What a forward reads of other ranks.
+inline constexpr jit::Parameter k_ppo_loss_rank_parameters[] = {
+    {"pieces", jit::Kind::tensor, jit::field_of<&PpoLossCall::pieces>},
+    {"slopes", jit::Kind::tensor, jit::field_of<&PpoLossCall::slopes>},
+    {"totals", jit::Kind::tensor, jit::field_of<&PpoLossCall::totals>},
+    {"partials", jit::Kind::tensor, jit::field_of<&PpoLossCall::partials>},
 };
 
 namespace templates {

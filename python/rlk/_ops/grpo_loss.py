@@ -252,6 +252,11 @@ def make_call(given: Arguments) -> Call:
                 "options": {**made, **options, **clips},
             }
         )
+    if loss.ranks is not None:
+        from rlk._ops.torch_loss_ranks import check_torch
+
+        logits, stream = given["policy_logits"], given["stream"]
+        check_torch("grpo_loss", "policy_logits", logits, stream, loss.ranks)
     logp = arguments_of("logp", given, NAMES)
     ref = None if ref_logits is None else {**logp, "logits": ref_logits}
     groups = {name: given[name] for name in defaults(group_advantages)}
@@ -321,7 +326,7 @@ def forward(
         "ref_log_probs": ref_log_probs,
         "entropy": entropy,
     }
-    loss = ppo_loss.Call(arguments, options)
+    loss = call.loss._replace(arguments=arguments)
     with renamed("grpo_loss", NAMES, on_cuda):
         if in_one_look:
             found = grpo_rows.log_probs_and_gradient(call.logp, loss)

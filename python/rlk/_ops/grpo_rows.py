@@ -51,4 +51,10 @@ def log_probs_and_gradient(
     dense["log_probs"] = dense["old_log_probs"]  # their shape
     if dense["cu_seqlens"] is not None:
         dense["cu_seqlens"] = dense["cu_seqlens"].long().contiguous()
+    if loss.ranks is not None:
+        from rlk._ops.torch_loss_ranks import counted
+
+        dense = counted(dense, loss.options, loss.ranks)
+        # Counts of this call, which need not be exchanged again.
+        loss.arguments.update(pieces=dense["pieces"], totals=dense["totals"])
     return _core.grpo_loss_forward(logp, dense, loss.options.core)

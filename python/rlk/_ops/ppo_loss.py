@@ -86,6 +86,11 @@ def ppo_loss(
             none does, not looked at.
         global_tokens, global_sequences, global_groups: counts over all micro-batches and ranks, a
             number or an int64 tensor of one element.
+        loss_group: the ranks that hold the batch, tokens of its own each: a ProcessGroup of torch or
+            a DeviceMesh of one dimension. Counts, loss and metrics are those of all of them, the
+            gradient is that of the tokens here. Not with global counts.
+        context_group: the ranks, of loss_group if that is given, that hold pieces of the same
+            sequences, in the same order.
         loss_weights: ``[B]`` or of log_probs' shape, in place of a reduction.
         cu_seqlens: ``[B + 1]``, starts of packed sequences.
 
@@ -96,6 +101,7 @@ def ppo_loss(
     Raises:
         rlk.InvalidArgument: a shape, dtype, device, name or number is wrong, or options
             contradict each other (a ValueError).
+        rlk.DriverError: a collective over a group failed.
         TypeError: an option that does not exist.
 
     Example:
@@ -174,17 +180,20 @@ class Call(NamedTuple):
 
     arguments: Arguments
     options: Resolved
+    ranks: Any = None  # torch_loss_ranks.Ranks where the batch lies on several
 
 
 INPUTS = ("log_probs", "old_log_probs", "advantages", "loss_mask", "stream")
 TENSORS = tuple(name for name in PARAMETERS["ppo_loss"] if name not in INPUTS)  # that are options
 ABSENT: Arguments = dict.fromkeys(TENSORS)
-OPTIONS = frozenset({"dialect", "max_seq_len", "samples_per_prompt", *NAMES, *TENSORS})
+GROUPS = ("loss_group", "context_group")
+OPTIONS = frozenset({"dialect", "max_seq_len", "samples_per_prompt", *NAMES, *TENSORS, *GROUPS})
 
 
 def make_call(arguments: Arguments) -> Call:
     """Of the inputs by name, and `options`, which are taken out."""
     options = arguments.pop("options")
+    loss_group, context_group = (options.pop(name, None) for name in GROUPS)
     given = {name: options.pop(name) for name in TENSORS if name in options}
     has_boundaries = given.get("group_boundaries") is not None
     has_weights = given.get("loss_weights") is not None
@@ -197,11 +206,19 @@ def make_call(arguments: Arguments) -> Call:
     for name, switch in resolved.required:
         if arguments[name] is None:
             fail("ppo_loss", name, f"a tensor with {{{switch}}}", "None")
-    return Call(arguments, resolved)
+    if loss_group is None and context_group is None:
+        return Call(arguments, resolved)
+    from rlk._ops import torch_loss_ranks
+
+    return Call(arguments, resolved, torch_loss_ranks.ranks_of(given, loss_group, context_group))
 
 
 def forward(call: Call, needs_grad: bool, needs_entropy: bool) -> tuple[Any, ...]:
     """(loss, three that metrics are made of, saved for log_probs, saved for entropy)."""
+    if call.ranks is not None:
+        from rlk._ops import torch_loss_ranks
+
+        return torch_loss_ranks.forward(*call, needs_grad, needs_entropy)
     return _core.ppo_loss_forward(call.arguments, call.options.core, needs_grad, needs_entropy)
 
 

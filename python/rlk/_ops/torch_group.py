@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import distributed
 
 from rlk.errors import DriverError, fail, text
@@ -22,7 +21,9 @@ def process_group(op: str, argument: str, group: Any) -> Any:
     expected = "a ProcessGroup of torch.distributed, or a DeviceMesh of one dimension"
     if not distributed.is_available() or not distributed.is_initialized():
         fail(op, argument, f"{expected}, after init_process_group", type(group).__name__)
-    if isinstance(group, torch.distributed.DeviceMesh):
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             fail(op, argument, expected, f"a DeviceMesh of {group.ndim} dimensions")
         if group.get_coordinate() is None:
@@ -56,3 +57,17 @@ def collectives(op: str, argument: str, group: Any) -> Iterator[None]:
         raise DriverError(
             f"{op}: {argument}: a collective over the ranks {ranks} failed: {error}"
         ) from error
+
+
+#: torch calls it so from 2.13 on.
+_all_gather = getattr(distributed, "all_gather_single", None) or getattr(
+    distributed, "all_gather_into_tensor", None
+)
+
+
+def gathered(op: str, argument: str, group: Any, own: Any) -> Any:
+    """``[ranks, ...]`` of each rank's contiguous ``[...]``, in their order; all of one shape."""
+    found = own.new_empty((group.size() * own.shape[0], *own.shape[1:]))
+    with collectives(op, argument, group):
+        _all_gather(found, own, group=group)
+    return found.view(group.size(), *own.shape)

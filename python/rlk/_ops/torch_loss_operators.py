@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -15,14 +15,14 @@ from rlk._ops import group_advantages as of_advantages
 from rlk._ops import grpo_loss as of_grpo
 from rlk._ops import ppo_loss as of_ppo
 from rlk._ops import ratio_kl as of_ratio
-from rlk._ops.common import PARAMETERS, Arguments, arguments_of, no_option
+from rlk._ops.common import PARAMETERS, Arguments, arguments_of, is_compiling, no_option
 from rlk._ops.logp import logp
 from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
 from rlk._ops.torch_operators import Operator, Rules, differentiable, expect_shape, words_of
 from rlk._ops.torch_ppo_loss import operands_of, scaled
 from rlk._rules import DEFAULTS, rules
 from rlk._rules import Rules as LossRules
-from rlk.errors import renamed
+from rlk.errors import Fault, Unsupported, renamed
 
 _NUM_FLOATS = len(Metrics._fields) - NUM_COUNTS - 1
 
@@ -50,6 +50,9 @@ _OPTIONS = {
 def _with_options(op: str, given: Arguments) -> Arguments:
     """The arguments of a call, its options among them."""
     for name in given["options"]:
+        if name in of_ppo.GROUPS:
+            expected = "None in a transform of torch.func and in a mode"
+            raise Unsupported(Fault(op, name, expected, "a group"))
         if name not in _OPTIONS:
             raise no_option(op, name)
     return {**{n: value for n, value in given.items() if n != "options"}, **given["options"]}
@@ -60,6 +63,24 @@ def _without_options(given: Arguments, names: Sequence[str]) -> Arguments:
     found = {name: given[name] for name in names if name in given}
     options = {n: given[n] for n in _OPTIONS if n not in names and given.get(n) is not None}
     return {**found, "stream": given["stream"], "options": options}
+
+
+def _without_groups(given: Arguments) -> bool:
+    """Whether the batch is of this rank alone. A group that is None is left out of the options."""
+    options = given["options"]
+    for name in of_ppo.GROUPS:
+        if name in options and options[name] is None:
+            del options[name]
+    return not any(name in options for name in of_ppo.GROUPS)
+
+
+@torch.compiler.disable(
+    reason="rlk: ppo_loss and grpo_loss with loss_group or context_group are no operators"
+)
+def _apart(function: Callable[..., Any], given: Arguments) -> Any:
+    """A call between graphs: its ranks exchange what they have."""
+    arguments = {name: value for name, value in given.items() if name != "options"}
+    return function(**arguments, **given["options"])
 
 
 def _reads(given: Arguments, tensor: str) -> bool:
@@ -175,6 +196,8 @@ _ppo_operator.is_composite(_ppo_loss)
 
 def ppo_loss(arguments: Arguments) -> of_ppo.PpoLoss:
     """`rlk.jit.ppo_loss`."""
+    if not _without_groups(arguments) and is_compiling():
+        return _apart(of_ppo.ppo_loss, arguments)
     loss, *written = _ppo_operator(_with_options("ppo_loss", arguments))
     return of_ppo.PpoLoss(loss, make_metrics(*written))
 
@@ -276,6 +299,8 @@ _grpo_operator.is_composite(lambda given: _results(_GRPO, given))
 
 def grpo_loss(arguments: Arguments) -> of_grpo.GrpoLoss:
     """`rlk.jit.grpo_loss`."""
+    if not _without_groups(arguments) and is_compiling():
+        return _apart(of_grpo.grpo_loss, arguments)
     return of_grpo.result(*_grpo_operator(_with_options("grpo_loss", arguments)))
 
 

@@ -10,7 +10,7 @@ from losses import FLOAT, Batch, batch, same, same_metrics
 
 import rlk
 from rlk._loss_options import ELSEWHERE
-from rlk._ops.ppo_loss import OPTIONS
+from rlk._ops.ppo_loss import GROUPS, OPTIONS
 from rlk._rules import OF_SYSTEM
 from rlk.check.specs.ppo_loss_inputs import LIVE
 from rlk.losses import DIALECTS, Rules
@@ -272,7 +272,7 @@ def test_the_lists_of_live_options_are_complete():
     rules -= set(OF_SYSTEM)
     assert set(RULES) == rules
     tensors = {"rollout_logprobs", "ref_log_probs", "entropy", "cu_seqlens", "dialect"}
-    assert rules | set(CALL) | tensors == OPTIONS
+    assert rules | set(CALL) | tensors | set(GROUPS) == OPTIONS
 
 
 @pytest.mark.parametrize("name", [*RULES, *CALL])

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ppo_loss of a batch that lies on several ranks: what they tell each other.
+
+All of it are integers, which add up to the same in any order: the pieces of each sequence over the
+ranks that share it (`context`), then counts and the sums of loss and metrics over all ranks
+(`everyone`). What is made of them is made on each rank alike, by the steps of a call on one rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed
+
+from rlk import _core
+from rlk._loss_options import Resolved
+from rlk._ops.common import Arguments, Tensor
+from rlk._ops.torch_group import collectives, gathered, process_group
+from rlk.errors import Error, fail, text
+
+#: Counts that loss_group makes.
+COUNTS = ("global_tokens", "global_sequences", "global_groups")
+
+
+class Ranks(NamedTuple):
+    """The groups of a call, torch's ProcessGroups."""
+
+    everyone: Any  # that holds a part of the batch
+    context: Any  # that holds pieces of this rank's sequences, or None: they are whole
+    name: str  # of the argument that `everyone` is
+
+
+def ranks_of(given: Arguments, loss_group: Any, context_group: Any) -> Ranks:
+    """Of the options of these names, one of which is there; `given`: the tensors among options."""
+    context = None
+    if context_group is not None:
+        context = process_group("ppo_loss", "context_group", context_group)
+    if loss_group is None:
+        return Ranks(context, context, "context_group")
+    everyone = process_group("ppo_loss", "loss_group", loss_group)
+    for name in COUNTS:
+        if given.get(name) is not None:
+            fail("ppo_loss", name, "None with {loss_group}, which counts over its ranks", "both")
+    if context is not None and context is not everyone:
+        ranks = (distributed.get_process_group_ranks(group) for group in (context, everyone))
+        of_context, of_everyone = ranks
+        if not set(of_context) <= set(of_everyone):
+            expected = f"some of the ranks {of_everyone} of {{loss_group}}"
+            fail("ppo_loss", "context_group", expected, of_context)
+    return Ranks(everyone, context, "loss_group")
+
+
+def check_torch(op: str, argument: str, tensor: Tensor, stream: int | None, ranks: Ranks) -> None:
+    """Collectives are of torch's tensors, on its current stream."""
+    if not isinstance(tensor, torch.Tensor):
+        fail(op, argument, f"a torch tensor with {{{ranks.name}}}", type(tensor).__name__)
+    if stream is not None:
+        fail(op, "stream", f"None (torch's current one) with {{{ranks.name}}}", stream)
+
+
+def counted(arguments: Arguments, options: Resolved, ranks: Ranks) -> Arguments:
+    """With `pieces`, which each sequence's statistics are made of, and `totals`, which weights are
+    made of. log_probs are looked at for a ratio of the sequence alone."""
+    check_torch("ppo_loss", "log_probs", arguments["log_probs"], arguments["stream"], ranks)
+    own, groups = _count(arguments, options, ranks)
+    pieces = own[None]
+    if ranks.context is not None:
+        pieces = gathered("ppo_loss", "context_group", ranks.context, own)
+    tokens = own[:, 0].sum()
+    if ranks.context is None or distributed.get_rank(ranks.context) == 0:
+        valid = (pieces[:, :, 0].sum(0) > 0).sum()
+        sequences, groups = (own.new_full((), count) for count in (len(own), groups))
+    else:  # counted by the first of those that share them
+        valid = sequences = groups = own.new_zeros(())
+    totals = torch.stack([tokens, sequences, valid, groups])
+    with collectives("ppo_loss", ranks.name, ranks.everyone):
+        distributed.all_reduce(totals, group=ranks.everyone)
+    return {**arguments, "pieces": pieces, "totals": totals}
+
+
+def forward(
+    arguments: Arguments, options: Resolved, ranks: Ranks, needs_grad: bool, needs_entropy: bool
+) -> tuple[Any, ...]:
+    """As ppo_loss.forward: the loss and what metrics are made of are those of all ranks, what is
+    saved is of this rank's tokens."""
+    core = options.core
+    if "totals" not in arguments:
+        arguments = counted(arguments, options, ranks)
+    if ranks.context is not None and options.rules.ratio_level == "sequence":
+        own = _core.ppo_loss_slope(arguments, core)
+        slopes = gathered("ppo_loss", "context_group", ranks.context, own)
+        arguments = {**arguments, "slopes": slopes}
+    own, _, _, _, *saved = _core.ppo_loss_total(arguments, core, needs_grad, needs_entropy)
+    partials = gathered("ppo_loss", ranks.name, ranks.everyone, own)
+    found = _core.ppo_loss_join({**arguments, "partials": partials}, core)
+    return (*found[:4], *saved)
+
+
+def _count(arguments: Arguments, options: Resolved, ranks: Ranks) -> tuple[Any, int]:
+    """This rank's pieces, and how many groups it has."""
+    if _core.settings()["validate"] != "sync":
+        found: tuple[Any, int] = _core.ppo_loss_count(arguments, options.core)
+        return found
+    error = None
+    try:
+        found = _core.ppo_loss_count(arguments, options.core)
+    except Error as own_error:
+        error = own_error
+    _agree(options, ranks, None if error else len(found[0]), error)
+    return found
+
+
+def _agree(options: Resolved, ranks: Ranks, sequences: int | None, error: Error | None) -> None:
+    """Every rank says what it has, before other collectives would fail or wait without a word, and
+    where that does not fit, every rank raises."""
+    said = {**asdict(options.rules), **options.given._asdict()}
+    context = ranks.context and distributed.get_process_group_ranks(ranks.context)
+    everyone = distributed.get_process_group_ranks(ranks.everyone)
+    of_all: list[Any] = [None] * len(everyone)
+    with collectives("ppo_loss", ranks.name, ranks.everyone):
+        own = (error and str(error), said, context, sequences)
+        distributed.all_gather_object(of_all, own, group=ranks.everyone)
+    if error is not None:
+        raise error
+    first, (_, of_first, *_) = everyone[0], of_all[0]
+    places: dict[Any, tuple[int, int]] = {}
+    for rank, (its_error, its_words, its_context, its_sequences) in zip(
+        everyone, of_all, strict=True
+    ):
+        if its_error is not None:
+            fail("ppo_loss", ranks.name, f"a call without an error on rank {rank}", its_error)
+        for name, value in its_words.items():
+            if value != of_first[name]:
+                expected = f"the same on all ranks, {text(of_first[name])} as on rank {first}"
+                fail("ppo_loss", name, expected, f"{text(value)} on rank {rank}")
+        if its_context is None:
+            continue
+        where, count = places.setdefault(tuple(its_context), (rank, its_sequences))
+        if count != its_sequences:
+            expected = f"pieces of the same sequences on all ranks, {count} as on rank {where}"
+            fail("ppo_loss", "context_group", expected, f"{its_sequences} on rank {rank}")
