@@ -86,8 +86,8 @@ def ppo_loss(
             none does, not looked at.
         global_tokens, global_sequences, global_groups: counts over all micro-batches and ranks, a
             number or an int64 tensor of one element.
-        loss_group: the ranks that hold the batch, tokens of its own each: a ProcessGroup of torch or
-            a DeviceMesh of one dimension. Counts, loss and metrics are those of all of them, the
+        loss_group: the ranks that hold the batch, each tokens of its own: a ProcessGroup of torch,
+            or a DeviceMesh of one dimension. Counts, loss and metrics are those of all of them, the
             gradient is that of the tokens here. Not with global counts.
         context_group: the ranks, of loss_group if that is given, that hold pieces of the same
             sequences, in the same order.
@@ -193,7 +193,8 @@ OPTIONS = frozenset({"dialect", "max_seq_len", "samples_per_prompt", *NAMES, *TE
 def make_call(arguments: Arguments) -> Call:
     """Of the inputs by name, and `options`, which are taken out."""
     options = arguments.pop("options")
-    loss_group, context_group = (options.pop(name, None) for name in GROUPS)
+    loss_group = options.pop("loss_group", None)
+    context_group = options.pop("context_group", None)
     given = {name: options.pop(name) for name in TENSORS if name in options}
     has_boundaries = given.get("group_boundaries") is not None
     has_weights = given.get("loss_weights") is not None

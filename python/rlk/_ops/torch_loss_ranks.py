@@ -15,13 +15,10 @@ import torch
 from torch import distributed
 
 from rlk import _core
-from rlk._loss_options import Resolved
+from rlk._loss_options import NEEDS_GLOBAL, Resolved
 from rlk._ops.common import Arguments, Tensor
 from rlk._ops.torch_group import collectives, gathered, process_group
 from rlk.errors import Error, fail, text
-
-#: Counts that loss_group makes.
-COUNTS = ("global_tokens", "global_sequences", "global_groups")
 
 
 class Ranks(NamedTuple):
@@ -40,15 +37,14 @@ def ranks_of(given: Arguments, loss_group: Any, context_group: Any) -> Ranks:
     if loss_group is None:
         return Ranks(context, context, "context_group")
     everyone = process_group("ppo_loss", "loss_group", loss_group)
-    for name in COUNTS:
+    for name in NEEDS_GLOBAL:
         if given.get(name) is not None:
             fail("ppo_loss", name, "None with {loss_group}, which counts over its ranks", "both")
     if context is not None and context is not everyone:
-        ranks = (distributed.get_process_group_ranks(group) for group in (context, everyone))
-        of_context, of_everyone = ranks
-        if not set(of_context) <= set(of_everyone):
-            expected = f"some of the ranks {of_everyone} of {{loss_group}}"
-            fail("ppo_loss", "context_group", expected, of_context)
+        some, all_ranks = map(distributed.get_process_group_ranks, (context, everyone))
+        if not set(some) <= set(all_ranks):
+            expected = f"some of the ranks {all_ranks} of {{loss_group}}"
+            fail("ppo_loss", "context_group", expected, some)
     return Ranks(everyone, context, "loss_group")
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import losses
 import pytest
 import ranks
+from operator_cases import fresh_compiler  # noqa: F401
 from ranks import torch
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -53,6 +54,12 @@ CASES: dict[str, dict[str, Any]] = {
     "nothing is active": {"loss_mask": "none", "use_tis": True, "policy_loss": "gspo"},
     "an infinite and a missing number": {"log_probs": "with inf and NaN"},
 }
+#: Beside loss_group they are an error.
+COUNTED = {
+    "global tokens": {"global_tokens": 999, "kl_coef": 0.1, "kl_reduction": "sequence_mean"},
+    "global sequences": {"loss_reduction": "sequence_mean", "global_sequences": 77},
+}
+ALONE = ("context", "packed")  # splits that have a context_group alone
 
 
 class Part(NamedTuple):
@@ -131,7 +138,7 @@ def batch(kind: str) -> dict[str, Any]:
 
 def given(case: str, split: str, kind: str) -> dict[str, Any]:
     """Arguments of the whole batch."""
-    options = dict(CASES[case])
+    options = dict((CASES | COUNTED)[case])
     found = batch(kind)
     lengths = torch.full((ROWS,), LENGTH)
     if split == "packed":
@@ -243,17 +250,14 @@ def work(kind: str, rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for split in SPLITS:
         own, groups = part_of(split, rank, size), groups_of(split, kind, size)
-        for case in CASES:
+        for case in CASES | (COUNTED if split in ALONE else {}):
             found[f"{split}/{case}"] = loss_and_gradients(
                 arguments_of(given(case, split, kind), own), **groups
             )
-        for case, options in GRPO_CASES.items():
-            if not own.rows:  # grpo_loss takes no batch of none
-                continue
+        if split != "packed":
             inputs = {n: of_part(x, own) for n, x in grpo_inputs(kind).items()}
-            if own.starts is not None:
-                inputs["cu_seqlens"] = own.starts.to(kind)
-            found[f"{split}/{case}"] = grpo({**inputs, **options}, **groups)
+            for case, options in GRPO_CASES.items():
+                found[f"{split}/{case}"] = grpo({**inputs, **options}, **groups)
     found["messages"] = messages(rank, kind)
     return found
 
@@ -295,3 +299,209 @@ def test_ppo_loss(found, split, case):
 @pytest.mark.parametrize("case", GRPO_CASES)
 def test_grpo_loss(found, split, case):
     check(found, split, case, grpo({**grpo_inputs(found[0]), **GRPO_CASES[case]}))
+
+
+@pytest.mark.parametrize("split", ALONE)
+@pytest.mark.parametrize("case", COUNTED)
+def test_given_counts_stay(found, split, case):
+    check(found, split, case, loss_and_gradients(given(case, split, found[0])))
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (
+            "error",
+            "ppo_loss: old_log_probs: expected shape [8, 37] (that of log_probs), got [8, 36]",
+        ),
+        (
+            "option",
+            "ppo_loss: eps_clip_low: expected the same on all ranks, 0.2 as on rank 0, got 0.3",
+        ),
+        (
+            "length",
+            "ppo_loss: max_seq_len: expected the same on all ranks, 9 as on rank 0, got 10 on",
+        ),
+        (
+            "sequences",
+            "ppo_loss: context_group: expected pieces of the same sequences on all ranks, 8 as on "
+            "rank 0, got 7 on rank 1",
+        ),
+        ("fine", "no error"),
+    ],
+)
+def test_every_rank_is_told(found, case, message):
+    """By validate="sync": otherwise the others would wait."""
+    told = [results["messages"][case] for results in found[1]]
+    if case != "error":
+        assert all(words.startswith(message) for words in told), told
+    for rank, words in enumerate(told if case == "error" else []):
+        others = f"ppo_loss: loss_group: expected a call without an error on rank 1, got {message}"
+        assert words == (message if rank == 1 else others)
+
+
+@pytest.fixture
+def mesh():
+    with ranks.pretended() as mesh:
+        yield mesh
+
+
+def call(**options):
+    arguments = {n: x for n, x in batch("cpu").items() if n not in losses.TENSORS}
+    return rlk.jit.ppo_loss(**{**arguments, **options})
+
+
+@pytest.mark.parametrize("name", ["global_tokens", "global_sequences", "global_groups"])
+def test_given_counts_beside_loss_group(mesh, name):
+    message = f"^ppo_loss: {name}: expected None with loss_group, which counts over its ranks, got"
+    for count in (3, torch.tensor(3)):
+        with pytest.raises(rlk.InvalidArgument, match=message):
+            call(loss_group=mesh, **{name: count})
+        with pytest.raises(rlk.InvalidArgument, match=message.replace("ppo", "grpo")):
+            rlk.jit.grpo_loss(**grpo_inputs("cpu"), **GROUPS, loss_group=mesh, **{name: count})
+
+
+@pytest.mark.parametrize("name", ["loss_group", "context_group"])
+def test_what_fits_no_group(mesh, name):
+    expected = "expected a ProcessGroup of torch.distributed, or a DeviceMesh of one dimension"
+    with pytest.raises(rlk.InvalidArgument, match=f"^ppo_loss: {name}: {expected}, got 'world'$"):
+        call(**{name: "world"})
+    arrays = {n: x.numpy() for n, x in batch("cpu").items() if n not in losses.TENSORS}
+    message = f"^ppo_loss: log_probs: expected a torch tensor with {name}, got ndarray$"
+    with pytest.raises(rlk.InvalidArgument, match=message):
+        rlk.jit.ppo_loss(**arrays, **{name: mesh})
+    logits = {n: x.numpy() for n, x in grpo_inputs("cpu").items()}
+    message = f"^grpo_loss: policy_logits: expected a torch tensor with {name}, got ndarray$"
+    with pytest.raises(rlk.InvalidArgument, match=message):
+        rlk.jit.grpo_loss(**logits, **GROUPS, **{name: mesh})
+    message = f"^ppo_loss: stream: expected None \\(torch's current one\\) with {name}, got 7$"
+    with pytest.raises(rlk.InvalidArgument, match=message):
+        call(stream=7, **{name: mesh})
+
+
+def test_a_context_outside_of_the_batch(mesh):
+    one = torch.distributed.new_group([0])
+    message = (
+        r"^ppo_loss: context_group: expected some of the ranks \[0\] of loss_group, got \[0, 1\]"
+    )
+    with pytest.raises(rlk.InvalidArgument, match=message):
+        call(loss_group=one, context_group=mesh)
+
+
+def test_a_failed_collective(mesh, monkeypatch):
+    def fails(*_, **__):
+        raise torch.distributed.DistBackendError("time-out")
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", fails)
+    message = r"^ppo_loss: loss_group: a collective over the ranks \[0, 1\] failed: time-out$"
+    with pytest.raises(rlk.DriverError, match=message):
+        call(loss_group=mesh)
+
+
+def loss_of(log_probs, old, advantages, **groups):
+    return rlk.jit.ppo_loss(2 * log_probs, old, advantages, **groups).loss * 3
+
+
+# Of torch.compile, which looks at each input of a frame.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compilers_and_transforms(tmp_path):
+    """A graph break in the one, an error in the others; groups that are None change nothing."""
+    rendezvous = f"file://{tmp_path}/rendezvous"
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
+    try:
+        group = {"loss_group": torch.distributed.group.WORLD}
+        inputs = [batch("cpu")[name] for name in ("log_probs", "old_log_probs", "advantages")]
+        inputs[0].requires_grad_()
+        want = loss_of(*inputs)
+        (of_want,) = torch.autograd.grad(want, inputs[0])
+        compiled = torch.compile(loss_of, backend="aot_eager")
+        got = compiled(*inputs, **group)
+        (of_got,) = torch.autograd.grad(got, inputs[0])
+        assert torch.equal(got, want)
+        assert torch.equal(of_got, of_want)
+        whole = torch.compile(loss_of, backend="aot_eager", fullgraph=True)
+        assert torch.equal(whole(*inputs, loss_group=None, context_group=None), want)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="loss_group or context_group"):
+            whole(*inputs, **group)
+        message = "^ppo_loss: loss_group: expected None in a transform of torch.func and in a mode"
+        with pytest.raises(rlk.Unsupported, match=message):
+            torch.func.grad(loss_of)(*inputs, **group)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+MANY = 600  # tokens a sequence: enough for the kernel that looks once at each row
+
+
+def many_rows(rank, size):
+    """grpo_loss of every size-th token of each sequence, on a GPU of its own."""
+    inputs = grpo_inputs("cuda", MANY)
+    own = {n: x if x.dim() == 1 else x[:, rank::size].contiguous() for n, x in inputs.items()}
+    groups = {} if size == 1 else {"context_group": torch.distributed.group.WORLD}
+    return grpo(own, **TIS_OF_GRPO, rollout_logprobs=own["old_logps"] + 0.1, **groups)
+
+
+TIS_OF_GRPO = {"use_tis": True, "tis_level": "sequence"}
+
+
+def graphed(rank, size):
+    """(loss, gradient) of two replays, and of calls outside of the graph."""
+    own = part_of("both", rank, size)
+    arguments = arguments_of(given("sequence levels", "both", "cuda"), own)
+    groups = groups_of("both", "cuda", size)
+    log_probs = arguments.pop("log_probs").clone().requires_grad_()
+
+    def step():
+        loss = rlk.jit.ppo_loss(log_probs, **arguments, **groups).loss
+        return loss, *torch.autograd.grad(loss, log_probs)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # NCCL's watchdog, another thread, asks for events.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        results = step()
+    found = []
+    for shift in (0.0, 0.25):
+        with torch.no_grad():
+            log_probs.sub_(shift)
+        graph.replay()
+        torch.cuda.synchronize()
+        replayed = [x.detach().clone().cpu() for x in results]
+        found.append((replayed, [x.detach().cpu() for x in step()]))
+    return found
+
+
+def on_gpus(kind, rank):
+    size = torch.distributed.get_world_size()
+    return {"many rows": many_rows(rank, size), "graph": graphed(rank, size)}
+
+
+@pytest.fixture(scope="module")
+def found_on_gpus(tmp_path_factory):
+    return ranks.run("cuda", on_gpus, tmp_path_factory.mktemp("gpus"))
+
+
+@pytest.mark.gpu
+def test_one_look_at_each_row(found_on_gpus):
+    want = many_rows(0, 1)
+    for rank, results in enumerate(found_on_gpus):
+        got = results["many rows"]
+        assert all(losses.same(x, y) for x, y in zip(got["loss"], want["loss"], strict=True))
+        part = want["grads"]["policy_logits"][:, rank :: len(found_on_gpus)]
+        assert losses.same(got["grads"]["policy_logits"], part)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph(found_on_gpus):
+    for results in found_on_gpus:
+        (first, _), (second, _) = results["graph"]
+        assert not losses.same(first[0], second[0])
+        for replayed, eager in results["graph"]:
+            assert all(losses.same(x, y) for x, y in zip(replayed, eager, strict=True))

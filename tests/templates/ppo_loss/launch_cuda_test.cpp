@@ -66,6 +66,12 @@ class LaunchPpoLossTest : public LaunchFixture<PpoLossArgs, PpoLossPack> {
       EXPECT_TRUE(workspace_.requests.empty());
       return steps();
     }
+    if (call.partials.present()) {
+      expect_given({&call.partials, &call.totals, &call.loss, &call.counts, &call.float_metrics,
+                    &call.exact});
+      EXPECT_TRUE(workspace_.requests.empty());
+      return steps();
+    }
     const Tensor absent;
     const auto read_with = [&](Int64 choice, const Tensor& tensor) {
       return choice ? &tensor : &absent;
@@ -87,6 +93,12 @@ class LaunchPpoLossTest : public LaunchFixture<PpoLossArgs, PpoLossPack> {
                   &call.sequence_weight,
                   &call.sequence_kl_weight,
                   &call.sequence_statistic,
+                  &call.own_pieces,
+                  &call.pieces,
+                  &call.own_slopes,
+                  &call.slopes,
+                  &call.totals,
+                  &call.own_total,
                   read_with(reads_rollout(call.choices), call.rollout_log_probs),
                   read_with(call.choices.correction == kGiven, call.importance_weights),
                   read_with(call.choices.kl, call.ref_log_probs),
@@ -168,6 +180,45 @@ TEST_F(LaunchPpoLossTest, ADerivativeThroughTheSequencesMeanIsAStepOfItsOwn) {
   ASSERT_EQ(names(), "count weigh slope main finish");
   EXPECT_EQ(all[2].blocks, 8u);
   EXPECT_EQ(all[2].threads, 256u);
+}
+
+TEST_F(LaunchPpoLossTest, OverRanksACallEndsWhereOthersAreAsked) {
+  PpoLossCall call = make({8, 512});
+  call.choices.ratio = kSequenceRatio;
+  call.own_pieces = tensor(DType::i64, {8, k_piece_words});
+  run(call);
+  EXPECT_EQ(names(), "count");
+
+  call.own_pieces = {};
+  call.pieces = tensor(DType::i64, {2, 8, k_piece_words});
+  call.totals = tensor(DType::i64, {kNumTotals});
+  call.own_slopes = tensor(DType::i64, {8, k_piece_words});
+  EXPECT_EQ(run(call).back().args.num_pieces, 2);
+  EXPECT_EQ(names(), "count weigh slope");
+
+  call.own_slopes = {};
+  call.slopes = tensor(DType::i64, {2, 8, k_piece_words});
+  call.own_total = tensor(DType::i64, {k_partial_words});
+  run(call);
+  EXPECT_EQ(names(), "count weigh slope main finish");
+
+  call.own_total = {};
+  call.partials = tensor(DType::i64, {4, k_partial_words});
+  const PpoLossArgs args = run(call).back().args;
+  EXPECT_EQ(names(), "finish");
+  EXPECT_EQ(args.num_items, 4);
+  EXPECT_EQ(static_cast<void*>(args.partials), call.partials.data);
+}
+
+// A rank may have no sequences: where its pieces would be there is no memory.
+TEST_F(LaunchPpoLossTest, OverRanksACallEndsWithoutSequencesToo) {
+  PpoLossCall call = make({0, 512});
+  call.own_pieces = tensor(DType::i64, {0, k_piece_words});
+  call.own_pieces.data = nullptr;
+  LoadedKernel kernel = load_entries(ppo_loss_entries(call.pass, Backend::cuda));
+  kernel.target = Target::sm_90a;
+  launch_ppo_loss(kernel, call, {});
+  EXPECT_EQ(names(), "");
 }
 
 // An array is looked at with its switch alone, whatever it is.
