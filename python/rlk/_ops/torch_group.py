@@ -60,7 +60,7 @@ def collectives(op: str, argument: str, group: Any) -> Iterator[None]:
 
 
 #: torch calls it so from 2.13 on.
-_all_gather = getattr(distributed, "all_gather_single", None) or getattr(
+_all_gather: Any = getattr(distributed, "all_gather_single", None) or getattr(
     distributed, "all_gather_into_tensor", None
 )
 

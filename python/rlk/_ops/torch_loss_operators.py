@@ -74,13 +74,15 @@ def _without_groups(given: Arguments) -> bool:
     return not any(name in options for name in of_ppo.GROUPS)
 
 
-@torch.compiler.disable(
-    reason="rlk: ppo_loss and grpo_loss with loss_group or context_group are no operators"
-)
-def _apart(function: Callable[..., Any], given: Arguments) -> Any:
-    """A call between graphs: its ranks exchange what they have."""
+def _call(function: Callable[..., Any], given: Arguments) -> Any:
     arguments = {name: value for name, value in given.items() if name != "options"}
     return function(**arguments, **given["options"])
+
+
+#: A call between graphs: its ranks exchange what they have.
+_apart: Callable[..., Any] = torch.compiler.disable(
+    _call, reason="rlk: ppo_loss and grpo_loss with loss_group or context_group are no operators"
+)
 
 
 def _reads(given: Arguments, tensor: str) -> bool:
@@ -197,7 +199,8 @@ _ppo_operator.is_composite(_ppo_loss)
 def ppo_loss(arguments: Arguments) -> of_ppo.PpoLoss:
     """`rlk.jit.ppo_loss`."""
     if not _without_groups(arguments) and is_compiling():
-        return _apart(of_ppo.ppo_loss, arguments)
+        found: of_ppo.PpoLoss = _apart(of_ppo.ppo_loss, arguments)
+        return found
     loss, *written = _ppo_operator(_with_options("ppo_loss", arguments))
     return of_ppo.PpoLoss(loss, make_metrics(*written))
 
@@ -300,7 +303,8 @@ _grpo_operator.is_composite(lambda given: _results(_GRPO, given))
 def grpo_loss(arguments: Arguments) -> of_grpo.GrpoLoss:
     """`rlk.jit.grpo_loss`."""
     if not _without_groups(arguments) and is_compiling():
-        return _apart(of_grpo.grpo_loss, arguments)
+        found: of_grpo.GrpoLoss = _apart(of_grpo.grpo_loss, arguments)
+        return found
     return of_grpo.result(*_grpo_operator(_with_options("grpo_loss", arguments)))
 
 

@@ -420,6 +420,7 @@ def test_compilers_and_transforms(tmp_path):
         (of_got,) = torch.autograd.grad(got, inputs[0])
         assert torch.equal(got, want)
         assert torch.equal(of_got, of_want)
+        torch._dynamo.reset()  # it would take what was compiled of the same function
         whole = torch.compile(loss_of, backend="aot_eager", fullgraph=True)
         assert torch.equal(whole(*inputs, loss_group=None, context_group=None), want)
         with pytest.raises(torch._dynamo.exc.Unsupported, match="loss_group or context_group"):
