@@ -193,8 +193,9 @@ OPTIONS = frozenset({"dialect", "max_seq_len", "samples_per_prompt", *NAMES, *TE
 def make_call(arguments: Arguments) -> Call:
     """Of the inputs by name, and `options`, which are taken out."""
     options = arguments.pop("options")
-    loss_group = options.pop("loss_group", None)
-    context_group = options.pop("context_group", None)
+    groups = None
+    if "loss_group" in options or "context_group" in options:
+        groups = tuple(options.pop(name, None) for name in GROUPS)
     given = {name: options.pop(name) for name in TENSORS if name in options}
     has_boundaries = given.get("group_boundaries") is not None
     has_weights = given.get("loss_weights") is not None
@@ -207,20 +208,21 @@ def make_call(arguments: Arguments) -> Call:
     for name, switch in resolved.required:
         if arguments[name] is None:
             fail("ppo_loss", name, f"a tensor with {{{switch}}}", "None")
-    if loss_group is None and context_group is None:
+    if groups is None or groups == (None, None):
         return Call(arguments, resolved)
     from rlk._ops import torch_loss_ranks
 
-    return Call(arguments, resolved, torch_loss_ranks.ranks_of(given, loss_group, context_group))
+    return Call(arguments, resolved, torch_loss_ranks.ranks_of(given, *groups))
 
 
 def forward(call: Call, needs_grad: bool, needs_entropy: bool) -> tuple[Any, ...]:
     """(loss, three that metrics are made of, saved for log_probs, saved for entropy)."""
-    if call.ranks is not None:
+    arguments, options, ranks = call
+    if ranks is not None:
         from rlk._ops import torch_loss_ranks
 
         return torch_loss_ranks.forward(*call, needs_grad, needs_entropy)
-    return _core.ppo_loss_forward(call.arguments, call.options.core, needs_grad, needs_entropy)
+    return _core.ppo_loss_forward(arguments, options.core, needs_grad, needs_entropy)
 
 
 def gradient(upstream: Tensor, saved: Tensor, of: Tensor) -> Tensor:
