@@ -8,7 +8,7 @@ from typing import Any
 
 from rlk._ops import det_gemm, group_advantages, grpo_loss, linear_logp, logp, ppo_loss, ratio_kl
 from rlk._ops.common import Explanation, no_option
-from rlk.errors import fail, text
+from rlk.errors import Fault, Unsupported, fail, text
 
 _MODULES = (linear_logp, logp, ratio_kl, grpo_loss, ppo_loss, group_advantages, det_gemm)
 #: What each public function would run, by its arguments.
@@ -46,6 +46,10 @@ def explain(op: Any, /, *arguments: Any, backward: bool = False, **options: Any)
         if name not in signature.parameters and "options" not in signature.parameters:
             raise no_option(op.__name__, name)
     bound = signature.bind_partial(*arguments, **options)
+    for name in ("group", "vocab_range", "vocab_size", "sequence_parallel"):
+        if bound.arguments.get(name):  # a rank's part has kernels of its own
+            expected = "None in explain, which knows no ranks"
+            raise Unsupported(Fault(op.__name__, name, expected, "ranks that share the vocabulary"))
     bound.apply_defaults()
     # As the function's own locals; what is not looked at may be absent.
     absent = dict.fromkeys(signature.parameters)

@@ -96,7 +96,7 @@ CASES = {
 #: On cards alone: sizes at which their kernels take every way.
 LARGE = {
     f"{dtype}, {rows} rows": Case(
-        128256, (rows,), dtype, 1024, torch.float32, per_row=True, options=ALL | {"saved_mib": mib}
+        128256, (rows,), dtype, 512, torch.float32, per_row=True, options=ALL | {"saved_mib": mib}
     )
     for dtype, rows, mib in (
         (torch.bfloat16, 1000, 512),

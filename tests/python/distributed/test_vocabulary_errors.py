@@ -285,6 +285,17 @@ def test_a_group_of_others(world):
     assert all("group: expected a group that this rank is in" in message for message in others)
 
 
+def test_explain_knows_no_ranks():
+    hidden, weight, _, target = inputs("cpu")
+    with ranks.pretended() as mesh:
+        for op, given in ((rlk.jit.linear_logp, (hidden, weight)), (rlk.jit.logp, (weight,))):
+            for option in ({"group": mesh}, {"vocab_size": VOCAB}, {"vocab_range": (0, VOCAB)}):
+                with pytest.raises(
+                    rlk.Unsupported, match=f"{next(iter(option))}: expected None in e"
+                ):
+                    rlk.jit.explain(op, *given, target, **option)
+
+
 def test_other_frameworks_are_refused():
     arrays = np.zeros((2, 4), np.float32), np.zeros((8, 4), np.float32), np.zeros(2, np.int64)
     with (
