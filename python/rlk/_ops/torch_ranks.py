@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -86,7 +86,9 @@ class Ranks:
                 self._tells = False
                 fault = getattr(error, "fault", None)
                 told = type(error).__name__, tuple(fault) if fault else str(error)
-                self._exchange((told, {}))
+                # What is no error of an argument stays here what it is.
+                with suppress(errors.Error) if fault is None else nullcontext():
+                    self._exchange((told, {}))
             raise
 
     def _exchange(self, own: Any) -> None:
@@ -127,7 +129,7 @@ def fact(name: str, value: Any) -> str:
 def _error_of(op: str, rank: int, kind: str, what: Any) -> Exception:
     """The error that a rank has raised, in the words of all."""
     if isinstance(what, str):
-        return errors.InvalidArgument(f"{op}: on rank {rank}: {kind}: {what}")
+        return errors.Error(f"{op}: group: rank {rank} raised {kind}: {what}")
     fault = Fault(*what)
     made: Exception = getattr(errors, kind)(
         fault._replace(got=f"{fault.got} on rank {rank}".lstrip())
@@ -140,8 +142,9 @@ def _compare(op: str, told: Sequence[Arguments]) -> None:
     first = told[0]
     for rank, facts in enumerate(told[1:], 1):
         for name in first:
-            if name != "vocab_range" and facts[name] != first[name]:
-                fail(op, name, f"{first[name]} as on rank 0", f"{facts[name]} on rank {rank}")
+            got = facts.get(name)
+            if name != "vocab_range" and got != first[name]:
+                fail(op, name, f"{first[name]} as on rank 0", f"{got} on rank {rank}")
     end = 0
     for rank, facts in enumerate(told):
         begin, next_end = facts["vocab_range"]

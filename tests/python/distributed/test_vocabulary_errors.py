@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 import rlk
+from rlk._ops.torch_ranks import Ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
@@ -112,6 +113,22 @@ def wrong_calls(kind, rank):
     )
 
 
+def another_error(kind, rank):
+    """What is told of an error that is of no argument."""
+    of_call = Ranks("linear_logp", distributed.group.WORLD)
+
+    def call():
+        with of_call.telling():
+            if rank == 1:
+                raise MemoryError("full")
+            of_call.agree({}, {"vocab_range": (0, 1), "vocab_size": 1})
+
+    try:
+        return messages({"call": call})["call"]
+    except MemoryError as error:
+        return f"MemoryError: {error}"
+
+
 def a_missing_rank(kind, rank):
     """What the others are told when rank 1 does not come."""
     size = distributed.get_world_size()
@@ -170,7 +187,7 @@ def one_rank_alone(kind, rank):
 
 def work(kind, rank):
     rlk.jit.configure(num_threads=1)
-    tasks = [refused_dtensors, one_rank_alone, wrong_calls]
+    tasks = [refused_dtensors, one_rank_alone, wrong_calls, another_error]
     if kind == "cpu":  # of NCCL a watchdog tells, which ends the process
         tasks.append(a_missing_rank)
     return {task.__name__: task(kind, rank) for task in tasks}
@@ -238,6 +255,13 @@ def test_every_rank_is_told(world, name):
     messages = {rank["wrong_calls"][name] for rank in world[1]}
     assert len(messages) == 1
     assert_says(messages.pop(), TOLD[name])
+
+
+def test_an_error_of_no_argument_is_told(world):
+    first, own, *others = (rank["another_error"] for rank in world[1])
+    assert own == "MemoryError: full"
+    for message in (first, *others):
+        assert message == "Error: linear_logp: group: rank 1 raised MemoryError: full"
 
 
 def test_a_rank_that_is_missing(world):
