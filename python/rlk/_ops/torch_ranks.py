@@ -14,13 +14,9 @@ from torch import distributed
 
 from rlk import _core, errors
 from rlk._ops.common import Arguments
-from rlk._ops.torch_group import collectives, process_group
+from rlk._ops.torch_group import collectives, gathered, process_group
 from rlk.errors import Fault, fail
 
-# It has this name from torch 2.13 on.
-_all_gather: Any = getattr(distributed, "all_gather_single", None) or (
-    distributed.all_gather_into_tensor
-)
 #: Arguments that may differ from rank to rank.
 _OWN = {"saved_mib", "entropy_grad", "accumulate_into", "inplace_backward", "stream", "lora"}
 _SAME_VALUES = ("target", "mask", "temperature")
@@ -37,11 +33,8 @@ class Ranks:
         self._tells = self.size > 1 and _core.settings()["validate"] == "sync"
 
     def gathered(self, part: Any) -> Any:
-        """The parts ``[n, ...]`` of all ranks, ``[size * n, ...]``."""
-        found = part.new_empty((self.size * part.shape[0], *part.shape[1:]))
-        with collectives(self.op, "group", self.group):
-            _all_gather(found, part.contiguous(), group=self.group)
-        return found
+        """The parts ``[n, ...]`` of all ranks, ``[size, n, ...]``."""
+        return gathered(self.op, "group", self.group, part.contiguous())
 
     def summed(self, partial: Any, dtype: torch.dtype, keeps_own: bool) -> Any:
         """The sum over ranks of float32 ``[rows, D]``, rounded once to `dtype`; with `keeps_own`
@@ -66,7 +59,7 @@ class Ranks:
             padded = total.new_zeros((each, dim))
             padded[:own] = total
             total = padded
-        return self.gathered(total)[:rows]
+        return self.gathered(total).flatten(0, 1)[:rows]
 
     def agree(self, arguments: Arguments, facts: Arguments, is_last: bool = True) -> None:
         """Where `validate` is "sync", raises on every rank what one has raised, or where ranks

@@ -52,7 +52,7 @@ class Shards:
         else:
             parts, kept = _core.linear_logp_forward(given, save, keep, self._shard)
         self._agree(arguments, "weight", save)
-        found = _core.linear_logp_join(given, self._of_all(parts), self._shard)
+        found = _core.linear_logp_join(given, self._ranks.gathered(parts), self._shard)
         return (*found[:5], kept, *found[6:])
 
     def linear_logp_backward(
@@ -95,7 +95,7 @@ class Shards:
         else:
             parts, _ = _core.logp_forward(given, save, differentiated, self._shard)
         self._agree(arguments, "logits", save)
-        found: tuple[Any, ...] = _core.logp_join(given, self._of_all(parts), self._shard)
+        found: tuple[Any, ...] = _core.logp_join(given, self._ranks.gathered(parts), self._shard)
         return found
 
     def logp_backward(self, arguments: Arguments) -> Any:
@@ -109,10 +109,6 @@ class Shards:
         own = arguments["hidden"]
         rows = self._ranks.gathered(own.reshape(-1, own.shape[-1]))
         return {**arguments, "hidden": rows.view(*arguments["target"].shape, own.shape[-1])}
-
-    def _of_all(self, parts: Any) -> Any:
-        """The parts ``[k, rows]`` of all ranks, ``[world, k, rows]``."""
-        return self._ranks.gathered(parts).view(self._ranks.size, *parts.shape)
 
     def _agree(self, arguments: Arguments, name: str, save: bool, is_last: bool = True) -> None:
         cut, matrix = self._cut, arguments[name]
