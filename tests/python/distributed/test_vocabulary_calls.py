@@ -14,7 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 import rlk
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.usefixtures("generic"),
+    pytest.mark.filterwarnings("ignore"),  # torch's own, of its compiler and of DTensors
+]
 
 VOCAB, DIM, ROWS = 300, 24, 12
 OUTPUTS = ("log_prob", "entropy", "lse")
