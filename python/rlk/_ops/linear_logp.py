@@ -71,10 +71,10 @@ def linear_logp(
             B A, which is not formed. Differentiable in A and B; each is of hidden's dtype, or
             float32 and rounded to it. Copies weight, as ``[V, D + 2r]``, in each call, but where
             `make_lora_room` was called. For torch tensors.
-        compute_dtype: of torch tensors: bfloat16 or float16 (torch's object or the name), which
-            hidden and weight are taken in, a float32 weight with bfloat16 hidden states, say. Their
-            gradients have their own dtypes; a float32 one is not rounded. None: autocast's dtype
-            where autocast is on for the device, as for F.linear, else their own.
+        compute_dtype: of torch tensors: bfloat16, float16 or float32 (torch's object or the name),
+            which hidden and weight are taken in, a float32 weight with bfloat16 hidden states, say.
+            Their gradients have their own dtypes; a float32 one is not rounded. None: autocast's
+            dtype where autocast is on for the device, as for F.linear, else their own.
         group: of torch tensors: the ranks among whom the vocabulary is cut, a ProcessGroup of
             torch.distributed or a DeviceMesh of one dimension. All ranks make this call, and its
             backward, with the same rows; weight and bias are this rank's rows ``[V_r, D]`` and

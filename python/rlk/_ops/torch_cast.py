@@ -12,8 +12,9 @@ from rlk._ops.common import Arguments
 from rlk._ops.torch_common import through_operators
 from rlk.errors import fail, text
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_CASTABLE = {torch.float32, *_DTYPES.values()}  # autocast leaves the others as they are
+#: Autocast leaves others as they are.
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_CASTABLE = frozenset(_DTYPES.values())
 
 
 class _NoRows(torch.Tensor):
@@ -53,7 +54,7 @@ def autocast_dtype(matrix: Any) -> torch.dtype | None:
     """What autocast says for this device, as a compute_dtype: an exported program has an operator's
     arguments, but need not have the region that it was called in."""
     dtype = _dtype_of_region(matrix)
-    return dtype if dtype in _DTYPES.values() else None
+    return dtype if dtype in _CASTABLE else None
 
 
 def _dtype_of_region(matrix: Any) -> torch.dtype | None:
@@ -65,7 +66,7 @@ def _dtype_of_region(matrix: Any) -> torch.dtype | None:
 def _dtype_of(op: str, given: Any) -> torch.dtype:
     name = given if isinstance(given, str) else str(given).removeprefix("torch.")
     if name not in _DTYPES or not isinstance(given, (str, torch.dtype)):
-        fail(op, "compute_dtype", "None, bfloat16 or float16", text(given))
+        fail(op, "compute_dtype", "None, bfloat16, float16 or float32", text(given))
     return _DTYPES[name]
 
 
@@ -82,7 +83,9 @@ def _cached(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     rows = weight.new_empty((0, weight.shape[0]), dtype=dtype)
     # Nobody else's hooks see the rows, which the product saves.
     with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
-        return torch.mm(rows.as_subclass(_NoRows), weight)
+        copy = torch.mm(rows.as_subclass(_NoRows), weight)
+    # A region around this one may have cached it in its own dtype.
+    return copy if copy.dtype == dtype else weight.to(dtype)
 
 
 def _itself(saved: Any) -> Any:

@@ -177,6 +177,46 @@ def test_regions_within_regions():
     assert same_bits(found, linear_logp(**in_half(given, "float16")))
 
 
+@pytest.mark.parametrize("call", [linear_logp, None])
+@pytest.mark.parametrize(("outer", "inner"), [HALVES, HALVES[::-1]])
+def test_a_copy_that_another_region_has_cached(outer, inner, call):
+    def product(**given):
+        if call is None:
+            return rlk.jit.linear(given["hidden"], given["weight"], given["bias"])
+        return call(**given)
+
+    given, _ = operands()
+    with autocast(outer):
+        first = product(**given)
+        with autocast(inner):
+            found = product(**given)
+            found.float().sum().backward()
+        assert same_bits(product(**given), first)
+    assert same_bits(found, product(**in_half(given, inner)))
+    assert given["weight"].grad.dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
+def test_a_region_of_float32():
+    given, _ = operands((), hidden="bfloat16", bias="float32")
+    target = given.pop("target")
+
+    class Head(torch.nn.Module):
+        def forward(self, hidden, weight, bias):
+            return linear_logp(hidden, weight, target, bias), rlk.jit.linear(hidden, weight, bias)
+
+    wide = {name: x.float() for name, x in given.items()}
+    wanted = Head()(**wide)
+    with autocast():
+        torch.set_autocast_dtype(torch_name(), torch.float32)  # torch.autocast has none on the CPU
+        called = Head()(**given)
+        whole = torch.compile(Head(), backend="aot_eager", fullgraph=True)(**given)
+        exported = torch.export.export(Head(), tuple(given.values()), strict=False)
+    torch._dynamo.reset()
+    for found in (called, whole, exported.module()(*given.values())):
+        assert all(same_bits(one, other) for one, other in zip(found, wanted, strict=True))
+
+
 def test_a_parameter_of_the_other_half_type():
     given, upstream = operands(bias="bfloat16", hidden="bfloat16", weight="bfloat16")
     with autocast("float16"):
@@ -390,10 +430,10 @@ def test_errors():
     given, _ = operands(hidden="bfloat16")
     with pytest.raises(rlk.InvalidArgument, match="weight: expected dtype bfloat16"):
         linear_logp(**given)
-    for dtype in ("float32", torch.float32, "half", 16, np.float16, torch.int8):
+    for dtype in ("float64", torch.float64, "half", 16, np.float16, torch.int8):
         with pytest.raises(
             rlk.InvalidArgument,
-            match=r"^linear_logp: compute_dtype: expected None, bfloat16 or float16, got ",
+            match=r"^linear_logp: compute_dtype: expected None, bfloat16, float16 or float32, got ",
         ):
             linear_logp(**given, compute_dtype=dtype)
     with (
