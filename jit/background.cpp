@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 
 namespace rlk::jit {
@@ -59,9 +60,9 @@ void Background::work() {
   }
 }
 
-bool Background::wait_for(std::chrono::milliseconds time) {
+bool Background::wait_until(std::chrono::steady_clock::time_point deadline) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, time, [&] { return jobs_.empty() && num_running_ == 0; });
+  return changed_.wait_until(lock, deadline, [&] { return jobs_.empty() && num_running_ == 0; });
 }
 
 void Background::stop() {
@@ -96,6 +97,12 @@ void Background::reset_in_child() {
   num_running_ = 0;
   paused_ = false;
   mutex_.unlock();
+}
+
+bool wait_for(std::initializer_list<Background*> queues, std::chrono::milliseconds time) {
+  const auto deadline = std::chrono::steady_clock::now() + time;
+  return std::ranges::all_of(queues,
+                             [&](Background* queue) { return queue->wait_until(deadline); });
 }
 
 }  // namespace rlk::jit

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <mutex>
 #include <vector>
 
@@ -29,8 +30,8 @@ class Background {
   // system gives none: it is not queued then.
   bool add(Job job);
 
-  // Whether nothing is queued or running, after waiting for that at most so long.
-  bool wait_for(std::chrono::milliseconds time);
+  // Whether nothing is queued or running, after waiting for that until then at most.
+  bool wait_until(std::chrono::steady_clock::time_point deadline);
 
   // Drops what is queued and waits for what runs: a compiler cannot be left in the middle while its
   // library is being destroyed. Takes no job afterwards.
@@ -56,5 +57,8 @@ class Background {
   bool stopped_ = false, paused_ = false;
   std::vector<runtime::Thread> threads_;
 };
+
+// Whether none of these has anything queued or running, after waiting at most so long in all.
+bool wait_for(std::initializer_list<Background*> queues, std::chrono::milliseconds time);
 
 }  // namespace rlk::jit

@@ -94,7 +94,7 @@ class Dispatcher {
 
   // Whether no kernel is being built in the background, after waiting for that at most so long.
   bool wait_for(std::chrono::milliseconds time) {
-    return background_.wait_for(time) && ahead_.wait_for(time);
+    return jit::wait_for({&background_, &ahead_}, time);
   }
   // Ends the background work of instance(), if there is one, for good; for the process's end.
   static void stop_instance();
