@@ -8,11 +8,13 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <tuple>
 #include <type_traits>
 
@@ -185,6 +187,23 @@ py::object join(const py::dict& arguments, py::handle parts, const MaybeShard& s
   return call.return_stats ? found + py::make_tuple(results.stats) : found;
 }
 
+// What a forward keeps, for those that have sizes and no tensors: (target, dtype, rows and columns
+// of each limit), or None where the target's kernels keep nothing. `cuda_index`: None on the CPU.
+py::object kept_limits(const std::optional<int>& cuda_index, const std::string& dtype,
+                       std::int64_t vocab, std::int64_t mib) {
+  LinearLogpCall call;
+  if (cuda_index) call.device = {Device::Kind::cuda, *cuda_index};
+  constexpr DType k_dtypes[] = {DType::f32, DType::bf16, DType::f16};
+  const auto* found = std::ranges::find(k_dtypes, dtype, [](DType own) { return name(own); });
+  if (found == std::end(k_dtypes) || vocab < 1) return py::none();
+  const std::array sizes{vocab, std::int64_t{1}};
+  call.weight = call.hidden = dense_tensor(nullptr, *found, call.device, sizes);
+  if (!linear_logp_keeps(call, target_of(call))) return py::none();
+  const auto [all, half] = linear_logp_kept_limits(call, mib);
+  return py::make_tuple(static_cast<int>(target_of(call)), name(linear_logp_kept_dtype(call)),
+                        py::make_tuple(all.rows, all.columns, half.rows, half.columns));
+}
+
 // The log-prob; where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
 // what is not, then of linear_logp `kept`, and after them the statistics where they are asked for.
 // `save`: row_*, for a backward; `keep`: and what it may keep; `differentiated`: autograd will ask
@@ -349,6 +368,8 @@ void bind_logp(py::module_& module) {
              py::arg("needs_hidden"), py::arg("needs_weight"), py::arg("needs_bias"),
              py::arg("sums_of_hidden") = false, py::arg("sums_of_weight") = false,
              py::arg("shard") = py::none());
+  module.def("linear_logp_kept_limits", kept_limits, py::arg("cuda_index"), py::arg("dtype"),
+             py::arg("vocab"), py::arg("mib"));
   module.def("linear_logp_explain", explain<LinearLogpCall>, py::arg("arguments"));
   module.def(
       "logp_forward",

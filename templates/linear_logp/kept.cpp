@@ -17,28 +17,12 @@ LogpLeaves<kLogpLeaf> leaves_of(const LinearLogpCall& call) {
   return {call.weight.shape[0], segment_of(call, call.weight.shape[0])};
 }
 
+}  // namespace
+
 // The CPU's kernels compute with fp32 alone.
-DType kept_dtype(const LinearLogpCall& call) {
+DType linear_logp_kept_dtype(const LinearLogpCall& call) {
   return call.device.kind == Device::Kind::cpu ? DType::f32 : call.hidden.dtype;
 }
-
-// All or half of them: less would make a call of forward and backward faster by less than 5 %. A
-// budget counts what a segment's columns take.
-std::int64_t segments_within(const LinearLogpCall& call, std::int64_t mib) {
-  const std::int64_t rows = call.target.num_elements();
-  const auto element_bytes = static_cast<std::int64_t>(size_bytes(kept_dtype(call)));
-  // Where padding is more than an eighth it counts.
-  const std::int64_t own = leaves_of(call).segment(), padded = linear_logp_kept_step(call);
-  const std::int64_t columns = padded > own + own / 8 ? padded : own;
-  if (rows == 0) return 0;
-  const std::int64_t held = (mib << 20) / (columns * element_bytes) / rows;
-  const std::int64_t all = ceil_div(call.weight.shape[0], own);
-  if (held >= all) return all;
-  const auto half = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(all)) / 2);
-  return held >= half ? half : 0;
-}
-
-}  // namespace
 
 bool linear_logp_keeps(const LinearLogpCall& call, Target target) {
   return backend(target) == Backend::cpu ||
@@ -55,13 +39,29 @@ std::int64_t linear_logp_kept_segments(const LinearLogpCall& call) {
   return call.kept.shape[1] / linear_logp_kept_step(call);
 }
 
+std::array<KeptLimit, 2> linear_logp_kept_limits(const LinearLogpCall& call, std::int64_t mib) {
+  const auto element_bytes = static_cast<std::int64_t>(size_bytes(linear_logp_kept_dtype(call)));
+  // Where padding is more than an eighth it counts.
+  const std::int64_t own = leaves_of(call).segment(), step = linear_logp_kept_step(call);
+  const std::int64_t columns = step > own + own / 8 ? step : own;
+  const std::int64_t held = (mib << 20) / (columns * element_bytes);  // segments of one row
+  const std::int64_t all = ceil_div(call.weight.shape[0], own);
+  const auto half = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(all)) / 2);
+  const auto limit = [&](std::int64_t segments) {
+    return KeptLimit{segments > 0 ? held / segments : 0, segments * step};
+  };
+  return {limit(all), limit(half)};
+}
+
 Tensor linear_logp_kept_tensor(const LinearLogpCall& call, std::int64_t saved_mib) {
-  if (call.softcap || call.entropy_grad) return {};
   const std::int64_t rows = call.target.num_elements();
-  const std::int64_t segments = segments_within(call, call.saved_mib.value_or(saved_mib));
-  if (segments == 0) return {};
-  const std::array shape{rows, segments * linear_logp_kept_step(call)};
-  return dense_tensor(nullptr, kept_dtype(call), call.device, shape);
+  if (call.softcap || call.entropy_grad || rows == 0) return {};
+  for (const auto& limit : linear_logp_kept_limits(call, call.saved_mib.value_or(saved_mib))) {
+    if (rows > limit.rows) continue;
+    const std::array shape{rows, limit.columns};
+    return dense_tensor(nullptr, linear_logp_kept_dtype(call), call.device, shape);
+  }
+  return {};
 }
 
 }  // namespace rlk

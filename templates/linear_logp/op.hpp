@@ -5,6 +5,7 @@
 
 #include "templates/common/logp/call.hpp"
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -40,6 +41,18 @@ std::int64_t linear_logp_kept_segments(const LinearLogpCall& call);
 
 // Elements from one segment's first to the next one's in a row of `kept`.
 std::int64_t linear_logp_kept_step(const LinearLogpCall& call);
+
+DType linear_logp_kept_dtype(const LinearLogpCall& call);
+
+// Up to so many rows have so many columns of `kept`.
+struct KeptLimit {
+  std::int64_t rows, columns;
+};
+
+// What a budget keeps of a call's vocabulary and dtype, the first limit that holds: all, or half,
+// as less would make a call of forward and backward faster by less than 5 %. The budget counts what
+// a segment's columns take.
+std::array<KeptLimit, 2> linear_logp_kept_limits(const LinearLogpCall& call, std::int64_t mib);
 
 // `kept` of the forward of a call that will be differentiated in hidden or weight, without memory;
 // absent where nothing is kept. `saved_mib`: where the call says none.

@@ -32,11 +32,11 @@ _ROWS = ("log_prob", "row_max", "row_log_sum", "entropy")  # saved for a backwar
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _listed(found: Any) -> list[Any]:
+def _listed(arguments: Arguments, found: Any) -> list[Any]:
     """What a forward of the core has found, as an operator returns it."""
     if not isinstance(found, tuple):
         return [found]
-    stats = found[-1] if isinstance(found[-1], tuple) else ()
+    stats = found[-1] if arguments["return_stats"] else ()
     return [tensor for tensor in (*found[:3], *stats, *found[3:5]) if tensor is not None]
 
 
@@ -66,8 +66,51 @@ def _empty(op: str, matrix: Any, arguments: Arguments) -> list[Any]:
     return [matrix.new_empty(rows, dtype=kind) for kind in kinds]
 
 
+def _keeping(arguments: Arguments) -> Arguments:
+    """What the operator of a forward is told of the exponentials to keep for a backward, as an
+    eager call would keep them: the target that makes them (-1: none are kept), which knows how they
+    lie, their dtype, and the limits (rows and columns of the first, of the second)."""
+    hidden, weight, mib = (arguments[name] for name in ("hidden", "weight", "saved_mib"))
+    is_differentiated = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    # Of a vocabulary that is a symbol nobody knows the segments.
+    has_sizes = weight.ndim == 2 and isinstance(weight.shape[0], int)
+    if not is_differentiated or not has_sizes:
+        return {}
+    if arguments["softcap"] is not None or arguments["entropy_grad"]:
+        return {}
+    index = (hidden.device.index or 0) if hidden.device.type == "cuda" else None
+    dtype = str(hidden.dtype).removeprefix("torch.")
+    mib = _core.settings()["saved_mib"] if mib is None else mib
+    found = _core.linear_logp_kept_limits(index, dtype, weight.shape[0], max(mib, 0))
+    if found is None or not any(found[2][::2]):
+        return {}
+    return {"saved_mib": mib, **dict(zip(_KEEPING, found, strict=True))}
+
+
+def _new_kept(arguments: Arguments) -> Any:
+    """The tensor of what is kept, without values. Of too many rows it has no columns."""
+    rows, columns = arguments["target"].numel(), 0
+    limits = arguments["kept_limits"]
+    for most_rows, of_limit in (limits[2:], limits[:2]):
+        # An expression, so that nothing is asked of rows that are a symbol: one graph is for all.
+        holds = torch.sym_min(most_rows // torch.sym_max(rows, 1), 1)
+        columns = holds * of_limit + (1 - holds) * columns
+    return arguments["hidden"].new_empty(
+        (rows, columns), dtype=getattr(torch, arguments["kept_dtype"])
+    )
+
+
 def _forward(arguments: Arguments) -> list[Any]:
-    return _listed(_core.linear_logp_forward(arguments, arguments["save"]))
+    keeps = arguments["kept_target"] >= 0
+    found = _core.linear_logp_forward(arguments, arguments["save"], keeps)
+    listed = _listed(arguments, found)
+    if keeps:
+        kept, target = found[5] or (None, None)
+        if target != arguments["kept_target"]:
+            # No element; or configure() has changed the target since the call was traced.
+            kept = _new_kept(arguments).fill_(torch.nan)
+        listed.append(kept)
+    return listed
 
 
 def _fake_forward(arguments: Arguments) -> list[Any]:
@@ -80,7 +123,7 @@ def _fake_forward(arguments: Arguments) -> list[Any]:
     expect_shape("linear_logp", "weight", weight, (*columns, hidden.shape[-1]), "that of {hidden}")
     if bias is not None:
         expect_shape("linear_logp", "bias", bias, columns, "one value per column")
-    return found
+    return [*found, _new_kept(arguments)] if arguments["kept_target"] >= 0 else found
 
 
 def _is_there(arguments: Arguments) -> list[bool]:
@@ -91,6 +134,9 @@ def _is_there(arguments: Arguments) -> list[bool]:
 
 
 def _backward(arguments: Arguments) -> tuple[Any, ...]:
+    kept = arguments["kept"]
+    if kept is not None and not kept.numel():
+        arguments["kept"] = None
     grads = _core.linear_logp_backward(arguments, *(arguments[name] for name in _FLAGS))
     nothing = arguments["hidden"].new_empty
     return tuple(nothing(0) if grad is None else grad for grad in grads)
@@ -110,10 +156,15 @@ def _fake_backward(arguments: Arguments) -> tuple[Any, ...]:
 
 
 _SAVE = "bool save=False"
+_KEEPING = ("kept_target", "kept_dtype", "kept_limits")
+_KEEPING_WORDS = ["int kept_target=-1", "str? kept_dtype=None", "int[] kept_limits=[]"]
 _SAVED = [f"Tensor? {name}=None" for name in _ROWS]
 
 _run_linear_logp_forward = Operator(
-    "_linear_logp_forward", "linear_logp", [*words_of(linear_logp_function), _SAVE], "Tensor[]"
+    "_linear_logp_forward",
+    "linear_logp",
+    [*words_of(linear_logp_function), _SAVE, *_KEEPING_WORDS],
+    "Tensor[]",
 )
 _run_linear_logp_forward.is_kernel(_forward, _fake_forward)
 _run_linear_logp_backward, _run_accumulate = (
@@ -123,6 +174,8 @@ _run_linear_logp_backward, _run_accumulate = (
         [
             *words_of(linear_logp_backward),
             *_SAVED,
+            "Tensor? kept=None",
+            "int kept_target=-1",
             *(f"bool {name}=False" for name in _FLAGS),
         ],
         "(Tensor, Tensor, Tensor)",  # of no elements where not needed
@@ -134,7 +187,7 @@ _run_linear_logp_backward.is_kernel(_backward, _fake_backward)
 _run_accumulate.is_kernel(_backward, _fake_backward)
 _run_logp_forward = Operator("_logp_forward", "logp", [*words_of(logp_function), _SAVE], "Tensor[]")
 _run_logp_forward.is_kernel(
-    lambda given: _listed(_core.logp_forward(given, given["save"])),
+    lambda given: _listed(given, _core.logp_forward(given, given["save"])),
     lambda given: _empty("logp", given["logits"], given),
 )
 _run_logp_backward = Operator(
@@ -148,15 +201,18 @@ _run_logp_backward.is_kernel(
 def _save(ctx: Any, arguments: Arguments, found: tuple[Any, ...]) -> None:
     log_prob, entropy, _, *others = found
     ctx.mark_non_differentiable(*others)
+    kept = others.pop() if arguments.get("kept_target", -1) >= 0 else None
     row_max, row_log_sum = others[-2:]
     rows = (log_prob, row_max, row_log_sum, entropy)
-    save(ctx, ctx.op, arguments, dict(zip(_ROWS, rows, strict=True)))
+    save(ctx, ctx.op, arguments, dict(zip(_ROWS, rows, strict=True)), {"kept": kept})
 
 
 def _linear_logp_gradients(ctx: Any, needs: Sequence[bool], *upstream: Any) -> Any:
     arguments = backward_arguments(ctx, upstream)
     if arguments is None:
         return (None,) * 3
+    if arguments["grad_entropy"] is not None:
+        arguments["kept"] = None
 
     def run(given: Arguments, *flags: bool) -> tuple[Any, ...]:
         asked = {**given, **dict(zip(_FLAGS, flags, strict=True))}
@@ -199,7 +255,8 @@ def _linear_logp(given: Arguments) -> list[Any]:
     arguments = cast(given)
     # Gradients of what was cast are the float32 sums, which autograd rounds if need be.
     sums = {f"sums_of_{n}": given[n] is not arguments[n] for n in ("hidden", "weight")}
-    return _outputs(given, differentiable(_LINEAR_LOGP, {**arguments, **sums}, *operands))
+    arguments = {**arguments, **sums, **_keeping(arguments)}
+    return _outputs(given, differentiable(_LINEAR_LOGP, arguments, *operands))
 
 
 def _logp(arguments: Arguments) -> list[Any]:

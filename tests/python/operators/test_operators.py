@@ -66,6 +66,7 @@ def test_compiled_whole_with_the_bits_of_eager(case, dynamic):
 
 @each_case
 def test_opcheck_of_every_operator(case):
+    rlk.jit.configure(saved_mib=0)  # what is kept may have elements of any value
     inputs = case.inputs()
     with Operators() as seen:
         loss = case.loss(*inputs)
@@ -148,6 +149,32 @@ def test_torch_func_is_refused_in_words(case, transform):
     words = {"jvp": "tangent|jvp", "jacfwd": "tangent|jvp|vmap", "second": "one derivative"}
     with pytest.raises(rlk.Unsupported, match=words.get(transform, "vmap")):
         calls()
+
+
+@each_differentiable
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("how", ["is_grads_batched", "vmap", "jacobian"])
+def test_a_batch_of_backwards_is_refused_in_words(case, how, create_graph):
+    inputs = case.inputs()
+    loss, many = case.loss(*inputs), torch.ones(3, device=inputs[0].device)
+    options = {"retain_graph": True, "create_graph": create_graph}
+
+    def gradient(upstream):
+        return torch.autograd.grad(loss, inputs[0], upstream, **options)
+
+    with pytest.raises(rlk.Unsupported, match="vmap: expected a call and its backward outside"):
+        if how == "is_grads_batched":
+            torch.autograd.grad(loss, inputs[0], many, is_grads_batched=True, **options)
+        elif how == "vmap":
+            torch.func.vmap(gradient)(many)
+        else:
+            torch.autograd.functional.jacobian(
+                lambda first: case.outputs(first, *inputs[1:])[0],
+                inputs[0],
+                create_graph=create_graph,
+                vectorize=True,
+            )
+    expect_same(gradient(many[0]), torch.autograd.grad(case.loss(*inputs), inputs[0]))
 
 
 def test_by_name_after_one_import():

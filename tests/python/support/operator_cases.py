@@ -103,6 +103,14 @@ CASES = {
         3,
         lambda: (ids(), keep()),
     ),
+    # Each element of what is kept has a value: segments of 64 columns, no inactive row.
+    "linear_logp that keeps exponentials": Case(
+        lambda hidden, weight: rlk.jit.linear_logp(
+            hidden, weight, torch.arange(12, device=hidden.device).reshape(ROWS), saved_mib=1
+        ),
+        ((*ROWS, DIM), (512, DIM)),
+        2,
+    ),
     "logp": Case(
         lambda logits, target: rlk.jit.logp(logits, target),
         ((*ROWS, VOCAB),),
