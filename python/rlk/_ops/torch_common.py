@@ -11,7 +11,7 @@ import torch
 
 from rlk import _core
 from rlk._ops.common import PARAMETERS, Arguments
-from rlk.errors import Fault, Unsupported, fail
+from rlk.errors import Fault, InvalidArgument, Unsupported, fail
 
 #: Types of what is never sharded, the most frequent ones.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
@@ -29,7 +29,10 @@ def through_operators() -> bool:
 
 
 def refuse_vmap(op: str) -> NoReturn:
-    expected = "a call outside of torch.vmap, which jacrev is made of (no batching rule is there)"
+    expected = (
+        "a call and its backward outside of torch.vmap, which jacrev and is_grads_batched=True are "
+        "made of (no batching rule is there)"
+    )
     raise Unsupported(Fault(op, "vmap", expected, "one inside"))
 
 
@@ -69,9 +72,22 @@ class Gradients(Function):
 
 def once(op: str, compute: Callable[[Arguments], Any], given: Arguments, *inputs: Any) -> Any:
     """compute(given), gradients of these inputs, a second derivative of which is an error."""
-    return (
-        Gradients.apply(op, compute, given, *inputs) if torch.is_grad_enabled() else compute(given)
-    )
+    try:
+        if torch.is_grad_enabled():
+            return Gradients.apply(op, compute, given, *inputs)
+        return compute(given)
+    except InvalidArgument:  # of no memory
+        if any(isinstance(tensor, torch.Tensor) and _is_batched(tensor) for tensor in inputs):
+            refuse_vmap(op)
+        raise
+
+
+def _is_batched(tensor: torch.Tensor) -> bool:
+    """Whether it is one of vmap's, or of its forerunner's, which is_grads_batched=True takes."""
+    functions: Any = torch._C  # these have no public names
+    keys = functions._dispatch_keys(tensor)
+    kinds = functions.DispatchKey
+    return bool(keys.has(kinds.FuncTorchBatched) or keys.has(kinds.Batched))
 
 
 def check_operands(op: str, arguments: Arguments, names: tuple[str, ...]) -> list[Any]:
