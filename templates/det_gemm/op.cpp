@@ -136,7 +136,7 @@ std::vector<jit::Specialization> gradients(const jit::OpCall& base, Target targe
 }
 
 // The products of a layer x * weight^T: its result, or in the backward the gradients of x, weight
-// and bias.
+// and bias, in the dtype of the product and as those of float32 operands that autocast casts.
 std::vector<DetGemmCall> layer_calls(const jit::LinearShape& layer, DType dtype, jit::Pass pass,
                                      std::int64_t num_rows) {
   const auto matrix = [&](std::int64_t rows, std::int64_t cols) {
@@ -150,7 +150,12 @@ std::vector<DetGemmCall> layer_calls(const jit::LinearShape& layer, DType dtype,
   call.b.strides = {1, layer.inputs};
   if (pass == jit::Pass::fwd) return {call};
   call.needs_a = call.needs_b = call.needs_bias = true;
-  return gradient_calls(call);
+  std::vector<DetGemmCall> calls = gradient_calls(call);
+  for (DetGemmCall sums : gradient_calls(call)) {
+    sums.out_dtype = kOutFloat32;
+    calls.push_back(sums);
+  }
+  return calls;
 }
 
 std::vector<jit::Specialization> model_variants(const jit::ModelShape& shape, DType dtype,

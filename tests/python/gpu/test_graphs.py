@@ -90,6 +90,47 @@ def test_a_training_step_in_a_graph():
         assert same_bits(given[name].grad, eager[name].grad), name
 
 
+@pytest.mark.parametrize("saved_mib", [0, 512])
+def test_graphed_callables(saved_mib):
+    """make_graphed_callables: forward and backward as two graphs, replayed in turn."""
+    p = make(**SIZES)
+
+    class Head(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(p.weight.clone())
+            self.bias = torch.nn.Parameter(p.bias.clone())
+
+        def forward(self, hidden, target):
+            found = rlk.jit.linear_logp(
+                hidden,
+                self.weight,
+                target,
+                self.bias,
+                temperature=0.7,
+                return_entropy=True,
+                saved_mib=saved_mib,
+            )
+            return found.log_prob, found.entropy.detach()
+
+    eager, graphed = Head(), Head()
+    sample = p.hidden.clone().requires_grad_(), p.target.clone()
+    graphed = torch.cuda.make_graphed_callables(graphed, sample)
+    for seed in range(1, 4):
+        other = make(**SIZES, seed=seed)
+        found = []
+        for head in (eager, graphed):
+            with torch.no_grad():
+                head.weight.copy_(other.weight)
+            head.zero_grad()
+            hidden = (other.hidden * 2).requires_grad_()
+            log_prob, entropy = head(hidden, other.target)
+            log_prob.backward(other.upstream)
+            grads = hidden.grad, head.weight.grad, head.bias.grad
+            found.append([t.detach().clone() for t in (log_prob, entropy, *grads)])
+        assert all(same_bits(one, want) for one, want in zip(*found, strict=True)), seed
+
+
 def test_a_bad_id_in_a_replay_is_reported():
     rlk.jit.configure(specialize=False)
     p = make(**SIZES)
