@@ -24,7 +24,7 @@ from rlk._ops.torch_logp import (
     logp_operands,
 )
 from rlk._ops.torch_operators import Operator, Rules, differentiable, expect_shape, words_of
-from rlk.errors import Fault, Unsupported, fail
+from rlk.errors import DriverError, Fault, Unsupported, fail
 
 _OPERANDS = ("hidden", "weight", "bias")
 _FLAGS = (*(f"needs_{name}" for name in _OPERANDS), "sums_of_hidden", "sums_of_weight")
@@ -81,7 +81,10 @@ def _keeping(arguments: Arguments) -> Arguments:
     index = (hidden.device.index or 0) if hidden.device.type == "cuda" else None
     dtype = str(hidden.dtype).removeprefix("torch.")
     mib = _core.settings()["saved_mib"] if mib is None else mib
-    found = _core.linear_logp_kept_limits(index, dtype, weight.shape[0], max(mib, 0))
+    try:
+        found = _core.linear_logp_kept_limits(index, dtype, weight.shape[0], max(mib, 0))
+    except (DriverError, Unsupported):  # fake tensors of a device that is not there
+        return {}
     if found is None or not any(found[2][::2]):
         return {}
     return {"saved_mib": mib, **dict(zip(_KEEPING, found, strict=True))}

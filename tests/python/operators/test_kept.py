@@ -6,6 +6,7 @@ import pytest
 from operator_cases import fresh_compiler  # noqa: F401
 from reference import same_bits
 from tensors import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import rlk
@@ -163,6 +164,17 @@ def test_a_checkpoint_drops_them(outside, use_reentrant, dtype):
     assert want.columns
     assert got.columns is None
     expect_same(got, want)
+
+
+def test_fake_tensors_of_a_card_that_is_not_there(dtype):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with FakeTensorMode():
+        place = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+        hidden, weight = torch.empty(6, DIM, **place), torch.empty(VOCAB, DIM, **place)
+        call(hidden, weight, torch.zeros(6, dtype=torch.long, device="cuda")).sum().backward()
+        assert hidden.grad.shape == hidden.shape
+        assert weight.grad.dtype == torch.bfloat16
 
 
 def test_another_target_is_not_read():
