@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rlk inside verl: its policy losses, log-probs from logits and its fused head.
+"""rlk inside verl: its policy losses, log-probs from logits, fused head and fused kernel.
 
     from rlk.integrations import verl
     verl.patch()
@@ -14,12 +14,14 @@ from __future__ import annotations
 from rlk.integrations._patch import Patch, Seam
 from rlk.integrations.verl import _install
 from rlk.integrations.verl._head import head_of_model, model_of_head
+from rlk.integrations.verl._linear_cross_entropy import linear_cross_entropy
 from rlk.integrations.verl._log_probs import make_logprobs_from_logits
 from rlk.integrations.verl._policy_loss import KINDS, Version, make_policy_loss
 
-__all__ = ["KINDS", "Version", "make_policy_loss", "patch", "unpatch"]
+__all__ = ["KINDS", "Version", "linear_cross_entropy", "make_policy_loss", "patch", "unpatch"]
 
 _ALGOS = "verl.trainer.ppo.core_algos"
+_KERNEL = "verl.utils.kernel.linear_cross_entropy"
 _PATCH = Patch(
     "verl",
     since="0.8.0",
@@ -41,13 +43,20 @@ _PATCH = Patch(
             model_of_head,
             "model, use_fused_kernels, fused_kernels_backend",
         ),
+        Seam(
+            f"{_KERNEL}:LinearCrossEntropy.forward",
+            None,
+            "ctx, hidden, weight, labels, temperature, reduction, dist_process_group",
+            optional=True,
+        ),
+        Seam(f"{_KERNEL}:linear_cross_entropy", lambda _: linear_cross_entropy, optional=True),
     ),
     extra=((_install.register, _install.unregister),),
 )
 
 
 def patch(*, allow_untried: bool = False) -> None:
-    """Registers the policy losses and replaces log-probs and head. A second call does nothing.
+    """Registers the policy losses and replaces log-probs, head and kernel. A second call does nothing.
 
     Args:
         allow_untried: go on with a version of verl outside of 0.8.0 to 0.10.0.

@@ -65,13 +65,19 @@ def head_of_model(theirs: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if getattr(self, "impl_backend", "torch") != "torch":
             return theirs(self, hidden_states, vocab_weights, input_ids, temperature)
-        options: dict[str, Any] = {"temperature": temperature, "return_entropy": True}
-        model = _running.get()
-        if model is None:
-            weight, _, dtype = hf.in_one_dtype(hidden_states, vocab_weights)
-            out = jit.linear_logp(hidden_states, weight, input_ids, compute_dtype=dtype, **options)
-        else:
-            out = hf.linear_logp(model, hidden_states, input_ids, **options)
+        out = log_prob_and_entropy(hidden_states, vocab_weights, input_ids, temperature)
         return out.log_prob, out.entropy
 
     return forward
+
+
+def log_prob_and_entropy(
+    hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float | Tensor
+) -> Any:
+    """By the head of the model that runs; where none is known, by its weight alone."""
+    options: dict[str, Any] = {"temperature": temperature, "return_entropy": True}
+    model = _running.get()
+    if model is not None:
+        return hf.linear_logp(model, hidden, ids, **options)
+    weight, _, dtype = hf.in_one_dtype(hidden, weight)
+    return jit.linear_logp(hidden, weight, ids, compute_dtype=dtype, **options)
