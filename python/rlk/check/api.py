@@ -127,7 +127,7 @@ def run(
         for case in cases:
             yield from case_jobs(spec, chosen, case, grad)
             if invariance:
-                yield from invariance_jobs(spec, case)
+                yield from invariance_jobs(spec, chosen, case)
                 yield from rule_jobs(spec, chosen, case)
                 yield from refusal_jobs(chosen, case)
 

@@ -39,7 +39,8 @@ class Candidate:
     Gradients come from `backward(grad_output, **arguments, needs=names)` where given (a tuple in
     the order of `needs`, or a named tuple that has them), else from torch's autograd. Of an op with
     more outputs, `backward` gets the others' gradients by name and no argument that asks for them.
-    `variant` is what a kernel must have run as, `target` for what it is compiled, `describe` names
+    `over_ranks(num_ranks, arguments, grads, needs)` gives outputs and gradients by name, as so many
+    ranks that share the vocabulary compute them, 1, 2, 4 or 8; see ranks.py. `variant` is what a kernel must have run as, `target` for what it is compiled, `describe` names
     the kernel that a call runs, and all calls happen inside `scope()`.
     """
 
@@ -54,6 +55,7 @@ class Candidate:
     set_threads: Callable[[int], None] | None = None
     survives_bad_ids: bool = True
     target: str | None = None
+    over_ranks: Callable[..., Mapping[str, Any]] | None = None
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
@@ -117,6 +119,24 @@ class Candidate:
             raise Failure("no_gradient", "expected a `backward` or torch tensors, got neither")
         self._errors()
         return Outcome(outputs, self._gradients(needs, result), call.changed())
+
+    def on_ranks(
+        self, spec: OpSpec, inputs: Inputs, upstream: Mapping[str, Stored], num_ranks: int
+    ) -> dict[str, Stored]:
+        """Outputs and gradients of so many ranks. Raises Failure and nothing else."""
+        grads = {spec.grad_arguments[name]: value for name, value in upstream.items()}
+        arguments = self._given({**spec.arguments(inputs), **grads}, []).arguments
+        given = {name: arguments.pop(name) for name in grads}
+        needs, function = spec.needs(inputs), self.over_ranks
+        assert function is not None
+        with _no_grad(self.framework):
+            found = self._guarded("raised", lambda: function(num_ranks, arguments, given, needs))
+            self._errors()
+        names = (*spec.outputs_of(inputs), *needs)
+        missing = [name for name in names if found.get(name) is None]
+        if missing:
+            raise Failure("arity", f"{missing[0]}: expected a value on {num_ranks} ranks, got None")
+        return {name: self._take("", name, found[name]) for name in names}
 
     def _with_grad(
         self, spec: OpSpec, inputs: Inputs, arguments: dict[str, Any], needs: tuple[str, ...]
@@ -324,4 +344,6 @@ def from_function(
         raise Misuse(f"adapter: expected one of {', '.join(spec.adapters)}, got {chosen}")
     arrays = make_framework(framework or getattr(found, "framework", None), device)
     backward = getattr(found, "backward", None)
-    return Candidate(name, function, arrays, spec.adapters[chosen], backward)
+    made = Candidate(name, function, arrays, spec.adapters[chosen], backward)
+    made.over_ranks = getattr(found, "over_ranks", None)
+    return made

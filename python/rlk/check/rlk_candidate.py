@@ -10,6 +10,7 @@ from typing import Any
 
 from .candidates import Candidate, Misuse, make_framework
 from .frameworks import Failure
+from .ranks import Ranks
 from .spec import OpSpec
 
 VARIANTS = ("generic", "specialized")
@@ -57,6 +58,8 @@ def rlk_candidate(
         describe=describe,
         check_errors=getattr(jit, "check_errors", None),
         set_threads=set_threads if device == "cpu" else None,
+        # Each part of a vocabulary would be one more specialization.
+        over_ranks=Ranks(spec.name) if spec.over_ranks and variant == "generic" else None,
         scope=lambda: _configured(jit, variant, target),
     )
     try:

@@ -64,7 +64,7 @@ def suite_jobs(
         for case in cases:
             yield from case_jobs(spec, candidate, case, gradient=True)
         for case in spec.invariance_cases(dtype, seed):
-            yield from invariance_jobs(spec, case)
+            yield from invariance_jobs(spec, candidate, case)
         yield from rule_jobs(spec, candidate, cases[0])
         if candidate.variant is not None:
             for case in spec.suite(dtype, True, seed):
@@ -80,8 +80,9 @@ def case_jobs(spec: OpSpec, candidate: Candidate, case: Case, gradient: bool) ->
         yield Job("gradient", checks.gradient, case)
 
 
-def invariance_jobs(spec: OpSpec, case: Case) -> Iterator[Job]:
-    for name in spec.transforms:
+def invariance_jobs(spec: OpSpec, candidate: Candidate, case: Case) -> Iterator[Job]:
+    names = spec.transforms if candidate.over_ranks is None else (*spec.transforms, "degrees")
+    for name in names:
         yield Job(f"invariance {name}", transforms.check(name), case)
 
 

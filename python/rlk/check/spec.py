@@ -81,6 +81,7 @@ class OpSpec(ABC):
         "skipping",
         "layout",
     )
+    over_ranks = False  # whether rlk's takes a vocabulary that ranks share
 
     # How it is called.
     #: Options that no candidate but rlk's own is called with.

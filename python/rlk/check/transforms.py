@@ -13,6 +13,7 @@ from .spec import OpSpec
 from .stored import Stored, lay_out
 
 Values = Mapping[str, Stored]  # by name: outputs and gradients, or upstream gradients
+DEGREES = (1, 2, 4, 8)
 BATCHES = (1, 2, 15, 16, 17, 63, 64, 65, 127)
 
 
@@ -163,6 +164,15 @@ def layout(scene: Scene) -> None:
         same(scene.values, scene.run(scene.inputs.but(**moved), g), kind)
 
 
+def degrees(scene: Scene) -> None:
+    """How many ranks share the vocabulary."""
+    session = scene.session
+    for degree in DEGREES:
+        got = session.candidate.on_ranks(session.spec, scene.inputs, scene.upstream, degree)
+        label = f"{degree} ranks and one device differ"
+        expect_same(scene.values, got, "degree_variant", label)
+
+
 def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Every proper subset that is not empty."""
     for bits in range(1, 2 ** len(names) - 1):
@@ -193,6 +203,7 @@ TRANSFORMS: Mapping[str, Callable[[Scene], None]] = {
         active_alone,
         skipping,
         layout,
+        degrees,
     )
 }
 

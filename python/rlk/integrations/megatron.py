@@ -25,7 +25,11 @@ OP = "megatron.linear_logp"
 #: What errors of the op call its arguments.
 NAMES = {"target": "labels", "bias": "output_layer.bias"}
 #: Attributes of the layer, or of its configuration, whose other values have no counterpart.
-MUST_BE_OFF = ("disable_grad_reduce", "explicit_expert_comm", "config.defer_embedding_wgrad_compute")
+MUST_BE_OFF = (
+    "disable_grad_reduce",
+    "explicit_expert_comm",
+    "config.defer_embedding_wgrad_compute",
+)
 
 
 def linear_logp(

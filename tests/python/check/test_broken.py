@@ -10,6 +10,7 @@ import broken
 import broken_det_gemm
 import broken_logp
 import broken_losses
+import broken_ranks
 import broken_ratio_kl
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import rlk.check
 from rlk.check import contract, runner
 from rlk.check.candidates import from_function
 from rlk.check.checks import Session
+from rlk.check.ranks import Ranks
 from rlk.check.report import line
 from rlk.check.spec import Adapter
 from rlk.check.specs import SPECS
@@ -119,6 +121,55 @@ def test_options_of_a_case_are_read_from_text() -> None:
         assert (found, type(found)) == (value, type(value))
     with pytest.raises(ValueError, match="True or False"):
         SPECS["ppo_loss"].option_values["use_tis"]("yes")
+
+
+# --- ranks that share a vocabulary: rlk's own with defects planted in it ---------------------------
+
+ON_RANKS = [
+    *((op, defect, dtype) for defect, (op, dtype) in broken_ranks.BROKEN.items()),
+    *(("logp", defect, "float32") for defect in broken_ranks.OF_LOGITS),
+]
+
+
+def of_degrees(op: str, ranks: Ranks, dtype: str) -> Iterator[Any]:
+    """What the transform over degrees says of each case that it runs on."""
+    spec = SPECS[op]
+    made = from_function(spec, type(ranks).__name__, broken_ranks.candidate(op, ranks))
+    session = Session(spec, made, contract.load(), None)
+    for case in spec.invariance_cases(dtype, 0):
+        jobs = list(runner.invariance_jobs(spec, made, case))
+        assert jobs[-1].name == "invariance degrees"
+        yield runner.run_job(session, jobs[-1])
+
+
+@pytest.mark.usefixtures("generic")
+@pytest.mark.parametrize(
+    ("op", "defect", "dtype"), ON_RANKS, ids=[f"{op}-{d.__name__}" for op, d, _ in ON_RANKS]
+)
+def test_a_defect_planted_over_ranks_is_named(op: str, defect: type[Ranks], dtype: str) -> None:
+    found = {result.failure for result in of_degrees(op, defect(op), dtype)}
+    assert found == {"degree_variant"}, found
+
+
+@pytest.mark.usefixtures("generic")
+@pytest.mark.parametrize("op", ["linear_logp", "logp"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_no_defect_over_ranks(op: str, dtype: str) -> None:
+    found = list(of_degrees(op, Ranks(op), dtype))
+    assert len(found) == len(SPECS[op].invariant)
+    assert not [line(result) for result in found if result.failed]
+
+
+@pytest.mark.usefixtures("generic")
+def test_a_candidate_that_leaves_a_value_out() -> None:
+    class Forgets(Ranks):
+        def __call__(self, *given: Any) -> dict[str, Any]:
+            return {**super().__call__(*given), "weight": None}
+
+    failures = {
+        result.failure for result in of_degrees("linear_logp", Forgets("linear_logp"), "float32")
+    }
+    assert failures == {"arity"}
 
 
 # --- grpo_loss: rlk's own with defects planted around it ------------------------------------------

@@ -91,7 +91,10 @@ def of_megatron(kind: str, dtype: Any, group: Any, **changes: Any) -> dict[str, 
     layer = layer_of(**{"weight": weight, "bias": bias, "tp_group": group} | changes)
     options = {}
     if changes.get("gradient_accumulation_fusion"):
-        weight.main_grad, weight.grad_added_to_main_grad = weight.detach().to(torch.float32, copy=True), False
+        weight.main_grad, weight.grad_added_to_main_grad = (
+            weight.detach().to(torch.float32, copy=True),
+            False,
+        )
     if layer.weight is None:  # tied embeddings
         options["weight"] = weight
     out = megatron.linear_logp(

@@ -111,6 +111,7 @@ class LinearLogp(OpSpec):
         _shape((2, 65), 257, 96, options={"bias": "none", "ignored": 0}),
         _shape((2, 65), 385, 33, options=inputs_of.OPTION_SETS[-1]),
     )
+    over_ranks = True
     more_adapters: Mapping[str, Adapter] = {
         "cross_entropy": Adapter(
             # Liger's order: (weight, hidden, target, bias) -> -log p, nothing ignored.

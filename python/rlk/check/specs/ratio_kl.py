@@ -47,6 +47,7 @@ class RatioKl(Logp):
 
     name = "ratio_kl"
     op_class = "ratio"
+    over_ranks = False
     row_inputs = (*NAMES.values(), "temperature", "ref_logits", "old_logps")
     ids, mask = "action_ids", "attention_mask"
     float32_inputs = frozenset({"temperature", "old_logps"})
