@@ -40,8 +40,9 @@ class Candidate:
     the order of `needs`, or a named tuple that has them), else from torch's autograd. Of an op with
     more outputs, `backward` gets the others' gradients by name and no argument that asks for them.
     `over_ranks(num_ranks, arguments, grads, needs)` gives outputs and gradients by name, as so many
-    ranks that share the vocabulary compute them, 1, 2, 4 or 8; see ranks.py. `variant` is what a kernel must have run as, `target` for what it is compiled, `describe` names
-    the kernel that a call runs, and all calls happen inside `scope()`.
+    ranks that share the vocabulary compute them, 1, 2, 4 or 8; see ranks.py. `variant` is what a
+    kernel must have run as, `target` for what it is compiled, `describe` names the kernel that a
+    call runs, and all calls happen inside `scope()`.
     """
 
     name: str

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rlk's ops as ranks that share the vocabulary compute them, one rank after another in this process.
+"""rlk's ops as ranks that share the vocabulary compute them, one after another in one process.
 
-Each rank has its node of the tree of eight segments. The methods are the steps in which ranks could
-differ from one device; tests plant their defects there.
+Each rank has its node of the tree of eight segments. The methods are the steps in which ranks
+could differ from one device; tests plant their defects there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rlk import _core
@@ -89,7 +90,7 @@ class Ranks:
         vocab = _vocab(given, self._matrix)
         each = SEGMENTS // num_ranks * -(-vocab // SEGMENTS)
         starts = [min(rank * each, vocab) for rank in range(num_ranks + 1)]
-        return list(zip(starts[:-1], starts[1:], strict=True))
+        return list(pairwise(starts))
 
     def shard(self, given: Mapping[str, Any], begin: int, end: int) -> tuple[int, int, int]:
         """What the core is told of a rank: its first id, the number of all, those of a segment."""

@@ -123,7 +123,7 @@ def test_options_of_a_case_are_read_from_text() -> None:
         SPECS["ppo_loss"].option_values["use_tis"]("yes")
 
 
-# --- ranks that share a vocabulary: rlk's own with defects planted in it ---------------------------
+# --- ranks that share a vocabulary: rlk's own with defects planted in it -------------------------
 
 ON_RANKS = [
     *((op, defect, dtype) for defect, (op, dtype) in broken_ranks.BROKEN.items()),

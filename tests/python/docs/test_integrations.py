@@ -6,6 +6,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import sys
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,16 @@ class Trainer:
 
 
 @pytest.fixture
-def names() -> dict[str, Any]:
+def group() -> Iterator[Any]:
+    """Of this process alone."""
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()
+
+
+@pytest.fixture
+def names(group) -> dict[str, Any]:
     """What the blocks assume."""
     torch.manual_seed(0)
     ids = torch.randint(V, (B, T))
@@ -45,10 +55,14 @@ def names() -> dict[str, Any]:
     head = torch.nn.Linear(D, V, bias=False)
     model = SimpleNamespace(
         lm_head=head,
+        output_layer=SimpleNamespace(
+            weight=head.weight, bias=None, sequence_parallel=False, tp_group=group
+        ),
         model=lambda input_ids: SimpleNamespace(last_hidden_state=hidden),
         config={"model_type": "granite", "logits_scaling": 4.0, "hidden_size": D},
     )
     names: dict[str, Any] = {"model": model, "ids": ids, "hidden": hidden, "weight": head.weight}
+    names["labels"] = ids.T  # of hidden as [s, b, h]
     names |= {"reward": None, "dataset": None, "mask": torch.ones(B, T - 1)}
     names |= {"old": -torch.rand(B, T - 1), "advantages": torch.randn(B)}
     return names
@@ -73,6 +87,10 @@ def test_every_block_runs(names, patched):
         there = dict(names)
         exec(block, there)
         systems += re.findall(r"^(?:rlk\.integrations\.)?(\w+)\.patch\(\)$", block, re.MULTILINE)
+        if "megatron.linear_logp" in block:
+            z = (names["hidden"] @ names["weight"].T / 0.7).log_softmax(-1)
+            want = z.gather(-1, names["ids"][..., None])[..., 0].T
+            torch.testing.assert_close(there["log_probs"], want)
         if "hf.linear_logp" in block:
             z = names["hidden"][:, :-1] @ names["weight"].T / 4.0 / 0.7
             want = torch.distributions.Categorical(logits=z)
@@ -81,7 +99,7 @@ def test_every_block_runs(names, patched):
         if "ppo_loss" in block:
             assert torch.isfinite(there["loss"])
             assert names["hidden"].grad.abs().sum() > 0
-    assert sorted({*systems, "hf", "batch_invariant"}) == MODULES
+    assert sorted({*systems, "hf", "batch_invariant", "megatron"}) == MODULES
     assert len(patched) >= len(systems)
 
 

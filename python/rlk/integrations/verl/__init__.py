@@ -56,7 +56,7 @@ _PATCH = Patch(
 
 
 def patch(*, allow_untried: bool = False) -> None:
-    """Registers the policy losses and replaces log-probs, head and kernel. A second call does nothing.
+    """Registers the policy losses, replaces log-probs, head and kernel. A second call does nothing.
 
     Args:
         allow_untried: go on with a version of verl outside of 0.8.0 to 0.10.0.
