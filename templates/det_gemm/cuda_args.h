@@ -76,7 +76,7 @@ constexpr DetGemmSm90Tile det_gemm_sm90_tile(int tile) {
     case 2:
       return {64, 128, 2, 4, 1, false, false};
     case 3:
-      return {64, 32, 4, 4, 1, false, false};
+      return {64, 32, 2, 8, 1, false, false};
     case 4:
       return {64, 64, 4, 3, 1, false, false};
     case 7:

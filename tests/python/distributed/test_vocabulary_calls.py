@@ -244,10 +244,10 @@ def test_any_cut(world, name, dtype):
         assert all(map(same_bits, of_rank[:-2], of_ranks[0][:-2]))  # each rank has the same
     for index, want in ((-2, grads[1]), (-1, grads[2])):
         expect_bounded(torch.cat([of_rank[index] for of_rank in of_ranks]), want)
-    (hidden, weight, bias, target), _ = whole(dtype=dtype)
+    hidden, weight, bias, target = (x.to(world[0]) for x in whole(dtype=dtype)[0])
     stats = rlk.jit.linear_logp(hidden, weight, target, bias, return_stats=True).stats
     for got, want in zip(of_ranks[0][3:7], stats, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got, want.cpu(), rtol=1e-4, atol=1e-5)
 
 
 def test_autograds_ways(world):
@@ -266,10 +266,10 @@ def test_dtensors(world, placed):
 
 def test_logits_that_are_a_dtensor(world):
     (hidden, weight, _, target), upstream = whole()
-    logits = (hidden @ weight.T).requires_grad_()
-    out = rlk.jit.logp(logits, target)
-    (out * upstream[0]).sum().backward()
+    logits = (hidden @ weight.T).to(world[0]).requires_grad_()
+    out = rlk.jit.logp(logits, target.to(world[0]))
+    (out * upstream[0].to(world[0])).sum().backward()
     for rank in world[1]:
         got, grad = rank["of_dtensors"]["logits"]
-        torch.testing.assert_close(got, out.detach())
-        torch.testing.assert_close(grad, logits.grad)
+        torch.testing.assert_close(got, out.detach().cpu())
+        torch.testing.assert_close(grad, logits.grad.cpu())
