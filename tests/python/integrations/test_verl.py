@@ -160,6 +160,12 @@ class FusedLinearForPPO:
         return "theirs"
 
 
+class LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, labels, temperature, reduction, dist_process_group):
+        raise NotImplementedError
+
+
 class Model:
     """As a transformers model that verl has given a fused forward."""
 
@@ -195,9 +201,14 @@ def fake(monkeypatch):
 
     def patch_forward_with_backends(model, use_fused_kernels=False, fused_kernels_backend=None):
         if use_fused_kernels:
-            type(model).forward = fused
+            type(model).forward, model.backend = fused, fused_kernels_backend
+
+    kernel = LinearCrossEntropy.apply
 
     def fused(self, hidden, ids):
+        if self.backend == "triton":
+            kernel = sys.modules["verl.engine"].kernel
+            return kernel(hidden, self.lm_head.weight, ids, 0.7, "none")
         return FusedLinearForPPO().forward(hidden, self.lm_head.weight, ids, temperature=0.7)
 
     def logprobs_from_logits(logits, labels, inplace_backward=True):
@@ -221,7 +232,11 @@ def fake(monkeypatch):
         verl__models__transformers__monkey_patch={
             "patch_forward_with_backends": patch_forward_with_backends
         },
-        verl__engine={"by_name": logprobs_from_logits},
+        verl__utils__kernel__linear_cross_entropy={
+            "LinearCrossEntropy": LinearCrossEntropy,
+            "linear_cross_entropy": kernel,
+        },
+        verl__engine={"by_name": logprobs_from_logits, "kernel": kernel},
     )
     yield SimpleNamespace(registry=registry, engine=sys.modules["verl.engine"])
     verl.unpatch()
@@ -240,6 +255,14 @@ def test_one_call_switches_it_on_and_off(fake):
     verl.unpatch()
     assert fake.registry == before
     assert fake.engine.by_name(None, None) == "theirs"
+
+
+def test_the_fused_kernel_is_replaced_where_it_was_imported(fake):
+    before = fake.engine.kernel
+    verl.patch()
+    assert fake.engine.kernel is verl.linear_cross_entropy
+    verl.unpatch()
+    assert fake.engine.kernel is before
 
 
 def test_the_module_that_patches(fake, monkeypatch):
@@ -262,6 +285,7 @@ def test_the_version_is_asked_of_verls_functions(fake):
         _install.installed_version(algos)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize(
     ("changes", "cap", "scale"),
     [
@@ -270,18 +294,18 @@ def test_the_version_is_asked_of_verls_functions(fake):
         ({"model_type": "granite", "logits_scaling": 4.0}, None, 0.25),
     ],
 )
-def test_the_fused_head_is_the_models(fake, changes, cap, scale):
+def test_the_fused_head_is_the_models(fake, changes, cap, scale, backend):
     verl.patch()
     model = Model(**changes)
     patch_forward = sys.modules["verl.models.transformers.monkey_patch"].patch_forward_with_backends
-    patch_forward(model, use_fused_kernels=True, fused_kernels_backend="torch")
+    patch_forward(model, use_fused_kernels=True, fused_kernels_backend=backend)
     hidden, ids = torch.randn(1, 5, 8), torch.randint(11, (1, 5))
     log_prob, entropy = type(model).forward(model, hidden, ids)
     z = scale * model.lm_head(hidden)
     z = (z if cap is None else cap * torch.tanh(z / cap)) / 0.7
     want = torch.distributions.Categorical(logits=z)
-    torch.testing.assert_close(log_prob, want.log_prob(ids))
-    torch.testing.assert_close(entropy, want.entropy())
+    torch.testing.assert_close(log_prob.view(1, -1), want.log_prob(ids))  # the kernel's are flat
+    torch.testing.assert_close(entropy.view(1, -1), want.entropy())
     (grad,) = torch.autograd.grad(log_prob.sum(), model.lm_head.weight)
     (right,) = torch.autograd.grad(want.log_prob(ids).sum(), model.lm_head.weight)
     torch.testing.assert_close(grad, right)
