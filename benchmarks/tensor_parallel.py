@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """linear_logp with the vocabulary over the GPUs of one host, beside one GPU and other ways.
 
-python benchmarks/tensor_parallel.py [--ranks 2 4] [--shape NxDxV ...] [--out FILE.json]
+python benchmarks/tensor_parallel.py [--ranks 2 4] [--shape NxDxV ...] [--burst N]
+                                     [--out FILE.json]
 
-A process a GPU, NCCL. All ranks begin together, and a sample is a burst of calls one after the
-other, as long as that of the slowest rank; samples of all candidates are taken in turn. One GPU's
-time is rank 0's with the whole weight. The bits of every rank are compared with a call of its own
-on the whole weight.
+A process a GPU, NCCL. All ranks begin together, and a sample is a call, or --burst of them in a
+row, as long as that of the slowest rank; samples of all candidates are taken in turn. One GPU's time
+is rank 0's with the whole weight. The bits of every rank are compared with a call of its own on the
+whole weight.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from torch.distributed.nn import functional as over_ranks
 from rlk import jit
 
 SHAPES = ("4096x4096x128256", "8192x4096x151936")
-FIRST, ROUNDS, BURST = 3, 9, 5
+FIRST, ROUNDS = 3, 11
 
 Call = Callable[[], Any]
 
@@ -128,7 +129,7 @@ def passes(name: str, function: Any, hidden: Any, weight: Any, drawn: Any) -> di
 # --- Measuring ------------------------------------------------------------------------------------
 
 
-def milliseconds(call: Call, alone: bool) -> float:
+def milliseconds(call: Call, alone: bool, burst: int) -> float:
     """A call of the slowest rank; alone: of rank 0, while the others wait."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
@@ -136,11 +137,11 @@ def milliseconds(call: Call, alone: bool) -> float:
     spent = torch.zeros(1, device="cuda")
     if not alone or dist.get_rank() == 0:
         start.record()
-        for _ in range(BURST):
+        for _ in range(burst):
             call()
         end.record()
         end.synchronize()
-        spent += start.elapsed_time(end) / BURST
+        spent += start.elapsed_time(end) / burst
     dist.all_reduce(spent, dist.ReduceOp.MAX)
     return float(spent)
 
@@ -184,7 +185,7 @@ def same_bits(drawn: dict[str, Any], shard: slice) -> bool:
     return bool(all_good)
 
 
-def measure(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
+def measure(shape: tuple[int, int, int], burst: int) -> list[dict[str, Any]]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     drawn = draw(*shape)
     rows = shape[2] // ranks
@@ -206,7 +207,7 @@ def measure(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():
-            times[name].append(milliseconds(call, name.startswith("one GPU")))
+            times[name].append(milliseconds(call, name.startswith("one GPU"), burst))
     for name, taken in times.items():
         which = name.rsplit(", ", 1)[1]
         ratio = harness.paired_ratio(taken, times[f"one GPU, {which}"])
@@ -229,7 +230,9 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def work(rank: int, ranks: int, port: int, shapes: list[tuple[int, int, int]], out: str) -> None:
+def work(
+    rank: int, ranks: int, port: int, shapes: list[tuple[int, int, int]], burst: int, out: str
+) -> None:
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "NCCL_NVLS_ENABLE": "0"}
     torch.cuda.set_device(rank)
     dist.init_process_group(
@@ -238,7 +241,7 @@ def work(rank: int, ranks: int, port: int, shapes: list[tuple[int, int, int]], o
     rows: list[dict[str, Any]] = []
     try:
         for shape in shapes:
-            rows += measure(shape)
+            rows += measure(shape, burst)
             torch.cuda.empty_cache()
     except Exception:
         traceback.print_exc()
@@ -254,6 +257,7 @@ def main() -> int:
     add = parser.add_argument
     add("--ranks", nargs="+", type=int, default=[torch.cuda.device_count()])
     add("--shape", nargs="+", default=list(SHAPES), metavar="NxDxV")
+    add("--burst", type=int, default=1, metavar="N")
     add("--out", type=Path)
     asked = parser.parse_args()
     shapes = [tuple(map(int, word.split("x"))) for word in asked.shape]
@@ -263,12 +267,13 @@ def main() -> int:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         part = Path(os.environ.get("TMPDIR", "/tmp")) / f"tensor_parallel_{port}.json"
-        torch.multiprocessing.spawn(work, (ranks, port, shapes, str(part)), ranks)
+        torch.multiprocessing.spawn(work, (ranks, port, shapes, asked.burst, str(part)), ranks)
         rows += json.loads(part.read_text(encoding="utf-8"))
         part.unlink()
     show(rows)
     if asked.out:
-        facts = {"card": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()}
+        card = {"card": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()}
+        facts = harness.environment() | {"torch": torch.__version__} | card
         harness.write_json(asked.out, "tensor_parallel", facts, {"runs": rows})
     return 0 if all(row.get("same_bits", True) for row in rows) else 1
 

@@ -19,6 +19,8 @@ NOT_SHOWN = {
     },
     "logp": {"inplace_backward", "return_stats", *SPREAD},
     "det_gemm": {"out_dtype"},
+    "ppo_loss": {"loss_group", "context_group"},
+    "grpo_loss": {"loss_group", "context_group"},
 }
 
 
