@@ -5,9 +5,9 @@ python benchmarks/tensor_parallel.py [--ranks 2 4] [--shape NxDxV ...] [--burst 
                                      [--out FILE.json]
 
 A process a GPU, NCCL. All ranks begin together, and a sample is a call, or --burst of them in a
-row, as long as that of the slowest rank; samples of all candidates are taken in turn. One GPU's time
-is rank 0's with the whole weight. The bits of every rank are compared with a call of its own on the
-whole weight.
+row, as long as that of the slowest rank; samples of all candidates are taken in turn. One GPU's
+time is rank 0's with the whole weight. The bits of every rank are compared with a call of its own
+on the whole weight.
 """
 
 from __future__ import annotations
