@@ -20,8 +20,8 @@ RLK_INLINE Int64 vocab(const Args& a) {
 template <class Args>
 RLK_INLINE LogpLeaves<kLogpCpuLeaf> leaves_of(const Args& a) {
   return {vocab(a), kSegment > 0 ? static_cast<int>(kSegment)
-                    : kV >= 0     ? logp_segment(kV)
-                                  : a.shard.segment};
+                    : kV >= 0    ? logp_segment(kV)
+                                 : a.shard.segment};
 }
 template <class Args>
 RLK_INLINE bool is_capped(const Args& a) {
