@@ -67,7 +67,8 @@ class Shards:
         given = self._with_all_rows(arguments)
         if self._is_empty:
             kind = torch.float32 if sums_of_weight else None
-            hidden = torch.zeros_like(given["hidden"], dtype=torch.float32)
+            shape = given["hidden"].shape
+            hidden = given["hidden"].new_zeros(shape, dtype=torch.float32)
             weight = bias = None
             if needs_weight and given["accumulate_into"] is None:
                 weight = torch.empty_like(given["weight"], dtype=kind)

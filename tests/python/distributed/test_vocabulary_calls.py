@@ -48,16 +48,22 @@ def loss_of(out, upstream):
     return sum((o * g).sum() for o, g in zip(out, upstream, strict=False))
 
 
-def shared(kind, rank, cut, dtype=torch.float32):
-    """Results and gradients of a call in which each rank has the ids of its range."""
+def shared(kind, rank, cut, dtype=torch.float32, turned=False):
+    """Results and gradients of a call in which each rank has the ids of its range; `turned`: the
+    rows have two axes, of which the first is the inner one in memory."""
     (hidden, weight, bias, target), upstream = whole(kind, dtype)
     begin, end = cut[rank]
+    if turned:
+        hidden = hidden.view(3, 4, DIM).transpose(0, 1).contiguous().transpose(0, 1)
+        target, *upstream = (x.view(3, 4) for x in (target, *upstream))
     leaves = [x.clone().requires_grad_() for x in (hidden, weight[begin:end], bias[begin:end])]
     given = {"group": distributed.group.WORLD, "vocab_range": cut[rank], "vocab_size": VOCAB}
     out = rlk.jit.linear_logp(*leaves[:2], target, leaves[2], **ALL, return_stats=True, **given)
     loss_of(out[:3], upstream).backward()
-    grads = [leaf.grad for leaf in leaves]
-    return [x.detach().cpu() for x in (*out[:3], *out.stats, *grads)]
+    of_rows = [*out[:3], *out.stats, leaves[0].grad]
+    if turned:
+        of_rows = [x.flatten(0, 1) for x in of_rows]
+    return [x.detach().cpu() for x in (*of_rows, leaves[1].grad, leaves[2].grad)]
 
 
 def any_cut(kind, rank):
@@ -65,8 +71,11 @@ def any_cut(kind, rank):
     found = {}
     for name, cut in cuts(size).items():
         for dtype in (torch.float32, torch.bfloat16):
-            once, again = (shared(kind, rank, cut, dtype) for _ in range(2))
-            assert all(map(same_bits, once, again))
+            once, *again = (
+                shared(kind, rank, cut, dtype, turned) for turned in (False, False, True)
+            )
+            for other in again:
+                assert all(map(same_bits, once, other))
             found[f"{name}, {dtype}"] = once
     return found
 
