@@ -151,7 +151,7 @@ def grpo_loss(
         from rlk._ops import torch_loss_operators
 
         return torch_loss_operators.grpo_loss(arguments)
-    call = make_call(arguments)
+    call = ppo_loss.told(make_call, arguments)
     if _core.needs_autograd(arguments):
         from rlk._ops import torch_grpo_loss
 
@@ -190,7 +190,7 @@ def grpo_loss_backward(
     """
     given = locals()
     own = {name: options.pop(name) for name in tuple(options) if name in defaults(grpo_loss)}
-    call = make_call(with_defaults("grpo_loss", grpo_loss, given, own))
+    call = ppo_loss.told(make_call, with_defaults("grpo_loss", grpo_loss, given, own))
     _, _, saved, _ = forward(call, True)
     return gradient({**call.logp, **scaled(saved, grad_output)})
 
@@ -293,6 +293,17 @@ def forward(
 ) -> tuple[Tensor, Tensor, Arguments, Tensor | None]:
     """(loss, ppo_loss's metrics that are floats, what a backward needs beside logp's arguments, the
     gradient of policy_logits where it may be and is made on the way)."""
+    if call.loss.ranks is None:
+        return _forward(call, needs_grad, makes_gradient)
+    from rlk._ops.torch_loss_ranks import telling
+
+    with telling(lambda: call.loss.ranks):
+        return _forward(call, needs_grad, makes_gradient)
+
+
+def _forward(
+    call: Call, needs_grad: bool, makes_gradient: bool
+) -> tuple[Tensor, Tensor, Arguments, Tensor | None]:
     options = call.loss.options
     logits, ids = call.logp["logits"], call.logp["target"]
     on_cuda = getattr(logits, "is_cuda", False)

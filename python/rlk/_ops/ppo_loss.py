@@ -122,7 +122,7 @@ def ppo_loss(
         from rlk._ops import torch_loss_operators
 
         return torch_loss_operators.ppo_loss(arguments)
-    call = make_call(arguments)
+    call = told(make_call, arguments)
     if _core.needs_autograd(call.arguments):
         from rlk._ops import torch_ppo_loss
 
@@ -159,7 +159,7 @@ def ppo_loss_backward(
     Example:
         >>> grads = rlk.jit.ppo_loss_backward(np.float32(1), log_probs, old, advantages, mask)
     """
-    call = make_call(locals())
+    call = told(make_call, locals())
     needs = check_needs("ppo_loss", needs, ("log_probs", "entropy"))
     has_entropy = "entropy" in needs and call.options.needs_entropy
     *_, grad, grad_entropy = forward(call, "log_probs" in needs, has_entropy)
@@ -188,6 +188,18 @@ TENSORS = tuple(name for name in PARAMETERS["ppo_loss"] if name not in INPUTS)  
 ABSENT: Arguments = dict.fromkeys(TENSORS)
 GROUPS = ("loss_group", "context_group")
 OPTIONS = frozenset({"dialect", "max_seq_len", "samples_per_prompt", *NAMES, *TENSORS, *GROUPS})
+
+
+def told(make: Any, arguments: Arguments) -> Any:
+    """make(arguments); where the batch lies on several ranks they may be told of its error."""
+    options = arguments["options"]
+    if options.get("loss_group") is options.get("context_group") is None:
+        return make(arguments)
+    groups = [options.get(name) for name in GROUPS]
+    from rlk._ops.torch_loss_ranks import ranks_of, telling
+
+    with telling(lambda: ranks_of({}, *groups)):
+        return make(arguments)
 
 
 def make_call(arguments: Arguments) -> Call:

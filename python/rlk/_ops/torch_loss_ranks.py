@@ -8,8 +8,10 @@ ranks that share it (`context`), then counts and the sums of loss and metrics ov
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import distributed
@@ -21,12 +23,17 @@ from rlk._ops.torch_group import collectives, gathered, process_group
 from rlk.errors import Error, fail, text
 
 
-class Ranks(NamedTuple):
+@dataclass
+class Ranks:
     """The groups of a call, torch's ProcessGroups."""
 
     everyone: Any  # that holds a part of the batch
     context: Any  # that holds pieces of this rank's sequences, or None: they are whole
     name: str  # of the argument that `everyone` is
+
+    def __post_init__(self) -> None:
+        # Whether errors of one rank are still told to all.
+        self.tells = _core.settings()["validate"] == "sync"
 
 
 def ranks_of(given: Arguments, loss_group: Any, context_group: Any) -> Ranks:
@@ -59,7 +66,6 @@ def check_torch(op: str, argument: str, tensor: Tensor, stream: int | None, rank
 def counted(arguments: Arguments, options: Resolved, ranks: Ranks) -> Arguments:
     """With `pieces`, which each sequence's statistics are made of, and `totals`, which weights are
     made of. log_probs are looked at for a ratio of the sequence alone."""
-    check_torch("ppo_loss", "log_probs", arguments["log_probs"], arguments["stream"], ranks)
     own, groups = _count(arguments, options, ranks)
     pieces = own[None]
     if ranks.context is not None:
@@ -94,32 +100,47 @@ def forward(
     return (*found[:4], *saved)
 
 
+@contextmanager
+def telling(ranks: Callable[[], Ranks]) -> Iterator[None]:
+    """Where `validate` is "sync", an error of this rank before `_agree` is told to the others,
+    which wait for it there. `ranks` may raise: then nobody is told."""
+    try:
+        yield
+    except (Error, TypeError) as error:
+        found = None
+        with suppress(Error):
+            found = ranks()
+        if found is not None and found.tells:
+            _exchange(found, (str(error), {}, None, None))
+        raise
+
+
 def _count(arguments: Arguments, options: Resolved, ranks: Ranks) -> tuple[Any, int]:
     """This rank's pieces, and how many groups it has."""
-    if _core.settings()["validate"] != "sync":
+    with telling(lambda: ranks):
+        check_torch("ppo_loss", "log_probs", arguments["log_probs"], arguments["stream"], ranks)
         found: tuple[Any, int] = _core.ppo_loss_count(arguments, options.core)
-        return found
-    error = None
-    try:
-        found = _core.ppo_loss_count(arguments, options.core)
-    except Error as own_error:
-        error = own_error
-    _agree(options, ranks, None if error else len(found[0]), error)
+    if ranks.tells:
+        _agree(options, ranks, len(found[0]))
     return found
 
 
-def _agree(options: Resolved, ranks: Ranks, sequences: int | None, error: Error | None) -> None:
+def _exchange(ranks: Ranks, own: Any) -> list[Any]:
+    """What each rank says: its error, its options, the ranks of its context, how many sequences."""
+    ranks.tells = False
+    said: list[Any] = [None] * ranks.everyone.size()
+    with collectives("ppo_loss", ranks.name, ranks.everyone):
+        distributed.all_gather_object(said, own, group=ranks.everyone)
+    return said
+
+
+def _agree(options: Resolved, ranks: Ranks, sequences: int) -> None:
     """Every rank says what it has, before other collectives would fail or wait without a word, and
     where that does not fit, every rank raises."""
     said = {**asdict(options.rules), **options.given._asdict()}
     context = ranks.context and distributed.get_process_group_ranks(ranks.context)
     everyone = distributed.get_process_group_ranks(ranks.everyone)
-    of_all: list[Any] = [None] * len(everyone)
-    with collectives("ppo_loss", ranks.name, ranks.everyone):
-        own = (error and str(error), said, context, sequences)
-        distributed.all_gather_object(of_all, own, group=ranks.everyone)
-    if error is not None:
-        raise error
+    of_all = _exchange(ranks, (None, said, context, sequences))
     first, (_, of_first, *_) = everyone[0], of_all[0]
     places: dict[Any, tuple[int, int]] = {}
     for rank, (its_error, its_words, its_context, its_sequences) in zip(

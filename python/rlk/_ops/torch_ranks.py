@@ -67,7 +67,7 @@ class Ranks:
         if self._tells:
             self._tells = not is_last
             found = {n: fact(n, value) for n, value in arguments.items() if n not in _OWN}
-            self._exchange((None, {**found, **facts}))
+            self._exchange((None, {"group": f"a call of {self.op}", **found, **facts}))
 
     @contextmanager
     def telling(self) -> Iterator[None]:

@@ -221,6 +221,7 @@ def messages(rank: int, kind: str) -> dict[str, str]:
     world = {"loss_group": torch.distributed.group.WORLD}
     context = {"context_group": torch.distributed.group.WORLD}
     arguments = {n: x for n, x in batch(kind).items() if n not in losses.TENSORS}
+    of_grpo = {**grpo_inputs(kind), **GROUPS}
     bad = {**arguments, "old_log_probs": arguments["old_log_probs"][:, : LENGTH - (rank == 1)]}
     calls = {
         "error": lambda: rlk.jit.ppo_loss(**bad, **world),
@@ -231,6 +232,24 @@ def messages(rank: int, kind: str) -> dict[str, str]:
         "sequences": lambda: rlk.jit.ppo_loss(
             **{n: x[: ROWS - rank] for n, x in arguments.items()}, **context
         ),
+        "no such option": lambda: rlk.jit.ppo_loss(
+            **arguments, **world, **{"eps": 1} if rank == 1 else {}
+        ),
+        "no reference": lambda: rlk.jit.ppo_loss(**arguments, **world, kl_coef=0.1 * (rank == 1)),
+        "stream": lambda: rlk.jit.ppo_loss(**arguments, **context, stream=1 if rank == 1 else None),
+        "backward": lambda: rlk.jit.ppo_loss_backward(
+            torch.ones((), device=kind), **arguments, **world, dialect="no" if rank == 1 else "trl"
+        ),
+        "grpo": lambda: rlk.jit.grpo_loss(**of_grpo, **world, **{"clip": 1} if rank == 1 else {}),
+        "grpo logits": lambda: rlk.jit.grpo_loss(
+            **{**of_grpo, "policy_logits": of_grpo["policy_logits"][rank == 1 :]}, **world
+        ),
+        "grpo rewards": lambda: rlk.jit.grpo_loss(
+            **{**of_grpo, "rewards": of_grpo["rewards"][rank == 1 :]}, **world
+        ),
+        "grpo log-probs": lambda: rlk.jit.grpo_loss(
+            **{**of_grpo, "old_logps": of_grpo["old_logps"][rank == 1 :]}, **world
+        ),
         "fine": lambda: rlk.jit.ppo_loss(**arguments, **world),
     }
     found = {}
@@ -239,7 +258,7 @@ def messages(rank: int, kind: str) -> dict[str, str]:
         try:
             call()
             found[name] = "no error"
-        except rlk.InvalidArgument as error:
+        except (rlk.InvalidArgument, TypeError) as error:
             found[name] = str(error)
     rlk.jit.configure(validate="async")
     return found
@@ -311,10 +330,6 @@ def test_given_counts_stay(found, split, case):
     ("case", "message"),
     [
         (
-            "error",
-            "ppo_loss: old_log_probs: expected shape [8, 37] (that of log_probs), got [8, 36]",
-        ),
-        (
             "option",
             "ppo_loss: eps_clip_low: expected the same on all ranks, 0.2 as on rank 0, got 0.3",
         ),
@@ -333,11 +348,32 @@ def test_given_counts_stay(found, split, case):
 def test_every_rank_is_told(found, case, message):
     """By validate="sync": otherwise the others would wait."""
     told = [results["messages"][case] for results in found[1]]
-    if case != "error":
-        assert all(words.startswith(message) for words in told), told
-    for rank, words in enumerate(told if case == "error" else []):
-        others = f"ppo_loss: loss_group: expected a call without an error on rank 1, got {message}"
-        assert words == (message if rank == 1 else others)
+    assert all(words.startswith(message) for words in told), told
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (
+            "error",
+            "ppo_loss: old_log_probs: expected shape [8, 37] (that of log_probs), got [8, 36]",
+        ),
+        ("no such option", "ppo_loss: eps: expected an option that exists; see "),
+        ("no reference", "ppo_loss: ref_log_probs: expected a tensor with kl_coef, got None"),
+        ("stream", "ppo_loss: stream: expected None (torch's current one) with context_group, "),
+        ("backward", "ppo_loss: dialect: expected "),
+        ("grpo", "grpo_loss: clip: expected an option that exists; see "),
+        ("grpo logits", "grpo_loss: action_ids: expected shape ["),
+        ("grpo rewards", "grpo_loss: rewards: expected shape [8] (one per sequence), got [7]"),
+        ("grpo log-probs", "grpo_loss: old_logps: expected shape [8, 37] "),
+    ],
+)
+def test_every_rank_is_told_of_an_error(found, case, message):
+    first, own, *others = (results["messages"][case] for results in found[1])
+    assert own.startswith(message)
+    for words in (first, *others):
+        assert ": expected a call without an error on rank 1, got " in words
+        assert words.endswith(own.rpartition(", got ")[2])
 
 
 @pytest.fixture
