@@ -68,6 +68,9 @@ def _core_of(ranks: Ranks, given: Arguments, spread: Spread) -> Any:
             fail(op, name, "a torch tensor with {group}", type(given[name]).__name__)
         if given[name].ndim == 0:
             fail(op, name, "a tensor of one axis or more", "a scalar")
+        if name != "hidden" and hasattr(given[name], "placements"):
+            expected = "this rank's part with {group}, as to_local() gives it"
+            fail(op, name, expected, f"a DTensor of placements {given[name].placements}")
     if given.get("lora") is not None:
         raise Unsupported(Fault(op, "lora", "None with {group}", "an adapter"))
     if not isinstance(spread.sequence_parallel, bool):
@@ -152,14 +155,17 @@ def _of_dtensors(op: str, given: Arguments, spread: Spread) -> tuple[Arguments, 
     vocab_axis = 0 if name == "weight" else matrix.ndim - 1
     mesh = matrix.device_mesh
     axes = [axis for axis in range(mesh.ndim) if mesh.size(axis) > 1]
-    if (
-        len(axes) != 1
-        or matrix.placements[axes[0]] != Shard(vocab_axis)
-        or getattr(rows, "device_mesh", None) != mesh
-    ):
-        # Of FSDP such tensors come too, to ranks with rows of their own, where hidden is a plain
-        # one.
+    if len(axes) != 1 or matrix.placements[axes[0]] != Shard(vocab_axis):
         _core.local_tensor(op, name, matrix)
+    if getattr(rows, "device_mesh", None) != mesh:
+        # Of FSDP such tensors come too, to ranks with rows of their own.
+        try:
+            _core.local_tensor(op, name, matrix)
+        except Unsupported as error:
+            fault: Any = error.fault
+            ways = "hidden as a DTensor of its mesh, or weight.to_local() and group"
+            got = f"{fault.got}; with tensor parallel pass {ways}"
+            raise Unsupported(fault._replace(got=got)) from None
     axis = axes[0]
     size, rank, vocab = mesh.size(axis), mesh.get_local_rank(axis), matrix.shape[vocab_axis]
     found = {**given, name: matrix.to_local()}

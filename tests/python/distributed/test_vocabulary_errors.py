@@ -56,8 +56,15 @@ def refused_dtensors(kind, rank):
         ]
         return lambda: rlk.jit.linear_logp(*given)
 
+    group = {"group": distributed.group.WORLD}
+    parts = [distribute_tensor(weight, mesh, [placed]) for placed in (Shard(0), Replicate())]
     return messages(
         {
+            "a part and a group": lambda: rlk.jit.linear_logp(hidden, parts[0], target, **group),
+            "a whole one and a group": lambda: rlk.jit.linear_logp(
+                hidden, parts[1], target, **group
+            ),
+            "logits and a group": lambda: rlk.jit.logp(parts[1], target[0], **group),
             "plain hidden": call(Replicate(), Shard(0), Shard(0), plain=True),
             "hidden by columns": call(Shard(1), Shard(0), Shard(0)),
             "hidden Partial": call(Partial(), Shard(0), Shard(0)),
@@ -105,6 +112,11 @@ def wrong_calls(kind, rank):
             ),
             "other ids": call({"target": plain["target"] // 2}),
             "an id outside": call({"target": outside}),
+            "another op": lambda: (
+                rlk.jit.logp(hidden @ weight.T, target, group=plain["group"])
+                if rank == 1
+                else rlk.jit.linear_logp(**plain)
+            ),
             "a range twice": call({"vocab_range": (0, own)}, **range_of),
             "a range that is no range": call({"vocab_range": (own, 0)}, **range_of),
             "no torch tensor": call({"hidden": np.zeros((ROWS, DIM), np.float32)}),
@@ -211,7 +223,11 @@ def assert_says(message, pattern):
 
 
 REFUSED_DTENSORS = {
-    "plain hidden": r"weight: expected a tensor that each rank has whole, got a DTensor",
+    "a part and a group": r"weight: expected this rank's part with group, as to_local\(\) gives it",
+    "a whole one and a group": r"weight: expected this rank's part .*, got .*\(Replicate\(\)",
+    "logits and a group": r"logp: logits: expected this rank's part with group, as to_local\(\)",
+    "plain hidden": r"weight: expected a tensor that each rank has whole, got a DTensor .*; with "
+    r"tensor parallel pass hidden as a DTensor of its mesh, or weight\.to_local\(\) and group$",
     "hidden by columns": r"hidden: expected placement Replicate\(\) or Shard\(0\), of rows",
     "hidden Partial": r"hidden: expected placement Replicate\(\) or Shard\(0\), of rows",
     "weight by columns": r"weight: expected a tensor that each rank has whole, got a DTensor",
@@ -255,6 +271,13 @@ def test_every_rank_is_told(world, name):
     messages = {rank["wrong_calls"][name] for rank in world[1]}
     assert len(messages) == 1
     assert_says(messages.pop(), TOLD[name])
+
+
+def test_every_rank_is_told_of_another_op(world):
+    for index, rank in enumerate(world[1]):
+        op = "logp" if index == 1 else "linear_logp"
+        words = "expected a call of linear_logp as on rank 0, got a call of logp on rank 1"
+        assert rank["wrong_calls"]["another op"] == f"InvalidArgument: {op}: group: {words}"
 
 
 def test_an_error_of_no_argument_is_told(world):
