@@ -177,10 +177,9 @@ py::object join(const py::dict& arguments, py::handle parts, const MaybeShard& s
   Call& call = bound.call;
   set_shard(call, shard);
   const TensorArgument given = bind_argument(parts, "parts", call);
-  bound.check();
-  const RowResults results = make_results(bound, true);
   call.parts = given.tensor;
   bound.check();
+  const RowResults results = make_results(bound, true);
   bound.run();
   py::tuple found = results.tuple();
   if constexpr (std::is_same_v<Call, LinearLogpCall>) found = found + py::make_tuple(py::none());

@@ -60,7 +60,7 @@ void check_logp_shard(const LogpCallBase& call, std::int64_t columns) {
   }
   if (!call.parts.present()) return;
   const Tensor& parts = call.parts;
-  const auto values = logp_part_values(call.needs_entropy(), call.needs_stats());
+  const auto values = logp_part_values(call.return_entropy, call.return_stats);
   const Given given{call, parts, "parts"};
   expect_device(given, "target");
   const bool fits = parts.dtype == DType::f32 && parts.rank == 3 && parts.shape[1] == values &&

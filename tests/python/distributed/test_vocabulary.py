@@ -192,13 +192,7 @@ def work(kind, rank):
     return found
 
 
-WORLDS = [
-    pytest.param(("cpu", 8), id="cpu"),
-    *(pytest.param(("cuda", n), id=f"cuda-{n}", marks=pytest.mark.gpu) for n in (2, 4)),
-]
-
-
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(scope="module", params=ranks.worlds(8, 2, 4))
 def found(request, tmp_path_factory):
     """(kind of device, what each rank found)."""
     kind, size = request.param

@@ -214,13 +214,7 @@ def work(kind, rank):
     return {task.__name__: task(kind, rank) for task in (any_cut, ways, of_dtensors, compiled)}
 
 
-WORLDS = [
-    pytest.param(("cpu", 3), id="cpu"),
-    pytest.param(("cuda", 2), id="cuda", marks=pytest.mark.gpu),
-]
-
-
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(scope="module", params=ranks.worlds(3, 2))
 def world(request, tmp_path_factory):
     """(kind of device, what each rank found)."""
     kind, size = request.param

@@ -172,13 +172,7 @@ def work(kind: str, rank: int) -> dict[str, Any]:
     return found
 
 
-WORLDS = [
-    pytest.param(("cpu", 4), id="cpu"),
-    *(pytest.param(("cuda", n), id=f"cuda-{n}", marks=pytest.mark.gpu) for n in (2, 4)),
-]
-
-
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(scope="module", params=ranks.worlds(4, 2, 4))
 def found(request, tmp_path_factory):
     kind, size = request.param
     return ranks.run(kind, work, tmp_path_factory.mktemp("ranks"), size)

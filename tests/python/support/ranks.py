@@ -55,6 +55,12 @@ def _one_rank(rank: int, kind: str, file: str, name: str, folder: str, size: int
     torch.distributed.destroy_process_group()
 
 
+def worlds(cpu: int, *cards: int) -> list[Any]:
+    """Parameters (kind, size) of a fixture that calls run(): so many processes, or cards."""
+    of_cards = [pytest.param(("cuda", n), id=f"cuda-{n}", marks=pytest.mark.gpu) for n in cards]
+    return [pytest.param(("cpu", cpu), id="cpu"), *of_cards]
+
+
 def run(kind: str, work: Callable[..., Any], folder: Path, size: int = SIZE) -> list[Any]:
     """What work(kind, rank) returns in each of `size` processes, on "cpu" or one GPU each.
 
