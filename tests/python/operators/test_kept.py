@@ -21,7 +21,7 @@ each_backend = pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 
 
 @pytest.fixture(autouse=True)
-def dtype():
+def dtype(device):
     """One of which the device keeps exponentials."""
     if devices.torch_name() == "cpu":
         return torch.float32
