@@ -87,9 +87,23 @@ Tensor kept_by(const LinearLogpCall& call) {
   return linear_logp_kept_tensor(call, jit::Dispatcher::instance().saved_mib());
 }
 
+// A tensor that the call writes to.
+Tensor bind_writable(py::handle object, const char* argument, const jit::OpCall& call) {
+  const TensorArgument given = bind_argument(object, argument, call);
+  if (given.is_writable) return given.tensor;
+  throw InvalidArgument(ArgumentName{call.op->name, argument}.fault(
+      "a tensor that can be written", "one that is read-only or would be copied"));
+}
+
 // Exponentials for the backward and the target that makes them, or None where none are to be kept.
-py::object make_kept(Bound<LinearLogpCall>& bound) {
+// `memory`: of chunks, where they are the call's own rows in it.
+py::object make_kept(Bound<LinearLogpCall>& bound, const py::object& memory = py::none()) {
   LinearLogpCall& call = bound.call;
+  if (!memory.is_none()) {
+    const Tensor all = bind_writable(memory, "kept", call);
+    call.kept = linear_logp_kept_of_chunk(call, target_of(call), all);
+    return py::make_tuple(memory, static_cast<int>(target_of(call)));
+  }
   const Tensor kept = kept_by(call);
   if (!kept.present()) return py::none();
   return py::make_tuple(bound.make_like(kept, call.kept), static_cast<int>(target_of(call)));
@@ -205,10 +219,11 @@ py::object kept_limits(const std::optional<int>& cuda_index, const std::string& 
 
 // The log-prob; where more is asked for (log_prob, entropy, lse, row_max, row_log_sum), None for
 // what is not, then of linear_logp `kept`, and after them the statistics where they are asked for.
-// `save`: row_*, for a backward; `keep`: and what it may keep; `differentiated`: autograd will ask
-// for gradients.
+// `save`: row_*, for a backward; `keep`: and what it may keep, in the memory `kept` where given;
+// `differentiated`: autograd will ask for gradients.
 template <class Call>
-py::object forward(const py::dict& arguments, bool save, bool keep, bool differentiated) {
+py::object forward(const py::dict& arguments, bool save, bool keep, bool differentiated,
+                   const py::object& kept = py::none()) {
   Bound<Call> bound(arguments);
   Call& call = bound.call;
   call.is_differentiated = differentiated;
@@ -216,7 +231,7 @@ py::object forward(const py::dict& arguments, bool save, bool keep, bool differe
   const RowResults results = make_results(bound, save);
   py::tuple more;
   if constexpr (std::is_same_v<Call, LinearLogpCall>) {
-    more = py::make_tuple(keep ? make_kept(bound) : py::none());
+    more = py::make_tuple(keep ? make_kept(bound, kept) : py::none());
   }
   bound.run();
   if (!call.return_entropy && !call.return_lse && !call.return_stats && !save) {
@@ -260,17 +275,133 @@ Bound<Call> begin_backward(const py::dict& arguments, const MaybeShard& shard,
   return bound;
 }
 
+// What backwards over chunks of at most `rows` rows share, by name: (shape, dtype). None where the
+// call cannot be taken by chunks. The caller makes each once, its contents undefined; weight_sums
+// and bias_sums where the gradient is asked for. weight_sums may be the gradient itself where that
+// is float32.
+py::object chunk_memory(const py::dict& arguments, std::int64_t rows) {
+  Bound<LinearLogpCall> bound(arguments);
+  bound.check();
+  const auto memory = linear_logp_chunk_memory(bound.call, target_of(bound.call), rows);
+  if (!memory) return py::none();
+  py::dict found;
+  const auto add = [&](const char* name_of_tensor, const Tensor& tensor) {
+    if (!tensor.present()) return;
+    py::tuple shape(static_cast<std::size_t>(tensor.rank));
+    for (int axis = 0; axis < tensor.rank; ++axis) shape[axis] = tensor.shape[axis];
+    found[name_of_tensor] = py::make_tuple(shape, name(tensor.dtype));
+  };
+  const LinearLogpChunk& chunk = memory->chunk;
+  add("kept", memory->kept);
+  add("chunk_hidden", chunk.hidden);
+  add("chunk_state", chunk.state);
+  add("weight_sums", chunk.weight_sums);
+  add("bias_sums", chunk.bias_sums);
+  return found;
+}
+
+// The chunk that a backward's rows are, as `given` has it.
+LinearLogpChunk bind_chunk(const py::dict& given, Bound<LinearLogpCall>& bound) {
+  LinearLogpCall& call = bound.call;
+  LinearLogpChunk chunk;
+  for (const auto& [slot, argument] :
+       {std::pair{&chunk.hidden, "chunk_hidden"}, std::pair{&chunk.state, "chunk_state"},
+        std::pair{&chunk.weight_sums, "weight_sums"}, std::pair{&chunk.bias_sums, "bias_sums"}}) {
+    if (!given.contains(argument)) continue;
+    const py::object object = given[argument];
+    if (!object.is_none()) *slot = bind_writable(object, argument, call);
+  }
+  chunk.is_first = flag_of(given, "is_first", call);
+  chunk.is_last = flag_of(given, "is_last", call);
+  return chunk;
+}
+
+// A gradient that the caller has made, dense and of the operand's dtype or float32; absent for
+// None.
+Tensor bind_gradient(py::handle object, const char* argument, const Tensor& like,
+                     const LinearLogpCall& call) {
+  if (object.is_none()) return {};
+  const Tensor given = bind_writable(object, argument, call);
+  const bool is_dense = given.num_elements() <= 1 || flat_stride(given.dims(), given.steps()) == 1;
+  if (given.device != like.device || !is_dense || !std::ranges::equal(given.dims(), like.dims()) ||
+      (given.dtype != like.dtype && given.dtype != DType::f32)) {
+    throw InvalidArgument(ArgumentName{call.op->name, argument}.fault(
+        fmt::format("a contiguous tensor of shape {}, {} or float32", text(like.dims()),
+                    name(like.dtype)),
+        fmt::format("{} {}", name(given.dtype), text(given.dims()))));
+  }
+  return given;
+}
+
+void expect_one_float(const Tensor& given, const LinearLogpCall& call) {
+  if (given.dtype == DType::f32 && given.num_elements() == 1 && given.device == call.device) return;
+  throw InvalidArgument(ArgumentName{call.op->name, "unless_one"}.fault(
+      "one float32 on {hidden}'s device",
+      fmt::format("{} {}", name(given.dtype), text(given.dims()))));
+}
+
+// The gradients of a call that writes into memory of the caller's.
+void set_gradients(Bound<LinearLogpCall>& bound, const std::array<py::object, 3>& into,
+                   const std::array<bool, 3>& needs) {
+  LinearLogpCall& call = bound.call;
+  const LinearLogpChunk* const chunk = call.chunk;
+  const bool is_last = chunk == nullptr || chunk->is_last;
+  const Tensor none;
+  call.grad_hidden = bind_gradient(into[0], "into[0]", call.hidden, call);
+  call.grad_weight = bind_gradient(into[1], "into[1]", call.weight, call);
+  call.grad_bias = bind_gradient(into[2], "into[2]", call.bias.present() ? call.bias : none, call);
+  const auto expect = [&](bool wanted, const Tensor& given, const char* argument) {
+    if (wanted == given.present()) return;
+    throw InvalidArgument(ArgumentName{call.op->name, argument}.fault(
+        wanted ? "a tensor" : "None", wanted ? "None" : "a tensor"));
+  };
+  expect(needs[0], call.grad_hidden, "into[0]");
+  expect(needs[2] && is_last, call.grad_bias, "into[2]");
+  if (chunk == nullptr && !call.accumulate_into.present()) {
+    return expect(needs[1], call.grad_weight, "into[1]");
+  }
+  if (chunk != nullptr) {
+    expect(needs[1], chunk->weight_sums, "weight_sums");
+    expect(needs[2], chunk->bias_sums, "bias_sums");
+  }
+  if (!needs[1] || !is_last || call.accumulate_into.present()) {
+    expect(false, call.grad_weight, "into[1]");
+  }
+  if (!needs[1] || call.grad_weight.present()) return;
+  call.accumulates = is_last && call.accumulate_into.present();
+  call.grad_weight = call.accumulates ? call.accumulate_into : chunk->weight_sums;
+}
+
 // Gradients of hidden, weight and bias, None where not needed and of a weight whose gradient is
 // added to accumulate_into. Those of hidden and weight are float32 where `sums_of_` says so.
+//
+// `into`, (hidden, weight, bias): written in place of new ones, whose dtypes are then theirs; each
+// is given where its gradient is needed. With `unless_one`, one float32 on the device, nothing is
+// done where that is 1.
+//
+// `chunk`: the arguments are those of some rows of a longer call, a chunk of several that follow
+// each other; a dictionary of the tensors of chunk_memory, is_first and is_last. "kept" is the
+// memory of that name, to which the chunk's forward has written, and is written over. Chunks but
+// the last have a multiple of 128 rows. `into` is given: the rows of hidden's gradient; weight's
+// and bias's in the last chunk, weight's or accumulate_into, or weight_sums is the gradient.
 py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, bool needs_weight,
                                bool needs_bias, bool sums_of_hidden, bool sums_of_weight,
-                               const MaybeShard& shard) {
+                               const MaybeShard& shard, const std::optional<py::dict>& of_chunk,
+                               const std::optional<std::array<py::object, 3>>& into,
+                               const py::object& unless_one) {
+  LinearLogpChunk chunk;
   auto bound = begin_backward<LinearLogpCall>(arguments, shard, [&](Bound<LinearLogpCall>& begun) {
     LinearLogpCall& call = begun.call;
     bind_parameters(k_kept_parameters, arguments, call, begun.arguments);
     if (call.kept.present() &&
         arguments["kept_target"].cast<int>() != static_cast<int>(target_of(call))) {
       call.kept = {};  // configure() has changed it since
+    }
+    if (of_chunk) {
+      chunk = bind_chunk(*of_chunk, begun);
+      call.kept = linear_logp_kept_of_chunk(call, target_of(call), call.kept, &chunk);
+      call.may_overwrite_kept = true;
+      call.chunk = &chunk;
     }
     // Checked with the gradients that are asked for, before any is allocated.
     const Tensor none_yet = dense_tensor(nullptr, DType::f32, {}, {});
@@ -283,10 +414,21 @@ py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, boo
       throw InvalidArgument(ArgumentName{call.op->name, argument}.fault(
           "None where weight's gradient is not asked for", "a tensor"));
     }
-    if (!bind_argument(arguments[argument], argument, call).is_writable) {
-      throw InvalidArgument(ArgumentName{call.op->name, argument}.fault(
-          "a tensor that can be written", "one that is read-only or would be copied"));
+    bind_writable(arguments[argument], argument, call);
+  }
+  if (into) {
+    set_gradients(bound, *into, {needs_hidden, needs_weight, needs_bias});
+    TensorArgument factor;
+    if (!unless_one.is_none()) {
+      factor = bind_argument(unless_one, "unless_one", call);
+      expect_one_float(factor.tensor, call);
+      call.unless_one = factor.tensor;
     }
+    bound.run();
+    return py::make_tuple((*into)[0], (*into)[1], (*into)[2]);
+  }
+  if (of_chunk || !unless_one.is_none()) {
+    throw std::logic_error("chunk and unless_one are for gradients of the caller's: into");
   }
   py::object hidden = py::none(), weight = py::none(), bias = py::none();
   const auto make = [&](const Tensor& like, bool sums, Tensor& slot) {
@@ -355,18 +497,21 @@ py::tuple explain(const py::dict& arguments) {
 void bind_logp(py::module_& module) {
   module.def(
       "linear_logp_forward",
-      [](const py::dict& arguments, bool save, bool keep, const MaybeShard& shard) {
+      [](const py::dict& arguments, bool save, bool keep, const MaybeShard& shard,
+         const py::object& kept) {
         if (shard) return forward_part<LinearLogpCall>(arguments, keep, save, shard);
-        return forward<LinearLogpCall>(arguments, save, keep, save);
+        return forward<LinearLogpCall>(arguments, save, keep, save, kept);
       },
       py::arg("arguments"), py::arg("save") = false, py::arg("keep") = false,
-      py::arg("shard") = py::none());
+      py::arg("shard") = py::none(), py::arg("kept") = py::none());
+  module.def("linear_logp_chunk_memory", chunk_memory, py::arg("arguments"), py::arg("rows"));
   module.def("linear_logp_join", join<LinearLogpCall>, py::arg("arguments"), py::arg("parts"),
              py::arg("shard"));
   module.def("linear_logp_backward", linear_logp_backward, py::arg("arguments"),
              py::arg("needs_hidden"), py::arg("needs_weight"), py::arg("needs_bias"),
              py::arg("sums_of_hidden") = false, py::arg("sums_of_weight") = false,
-             py::arg("shard") = py::none());
+             py::arg("shard") = py::none(), py::arg("chunk") = py::none(),
+             py::arg("into") = py::none(), py::arg("unless_one") = py::none());
   module.def("linear_logp_kept_limits", kept_limits, py::arg("cuda_index"), py::arg("dtype"),
              py::arg("vocab"), py::arg("mib"));
   module.def("linear_logp_explain", explain<LinearLogpCall>, py::arg("arguments"));

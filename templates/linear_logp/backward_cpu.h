@@ -122,6 +122,11 @@ RLK_INLINE void store_gradient(void* base, Int64 offset, Int64 stride, Int64 typ
   store_span(base, offset, stride, 1, sum, count);
 }
 
+// Where a chunk's sum of its lane i waits for the next chunk.
+RLK_INLINE float& bias_lane(const Args& a, Int64 v, Int64 i) {
+  return a.bias_lanes[(a.wave_begin + v) * kPanel + (a.first_lane + i) % kPanel];
+}
+
 // What the gradients of a panel of rows are made of. That of the target's column, grad * (1 - p) +
 // grad_lse * p, is exact where p is near 1, since 1 - p comes from log p, and where it is near 0.
 RLK_INLINE void pack_gradients(const Args& a, Int64 row) {
@@ -253,6 +258,27 @@ extern "C" void rlk_linear_logp_bwd_fold_dh(const Args* args, Int64 begin, Int64
   }
 }
 
+// The sums of the chunks before.
+extern "C" void rlk_linear_logp_bwd_load_sums(const Args* args, Int64 begin, Int64 end, void*) {
+  const Args& a = *args;
+#pragma clang loop unroll(disable)
+  for (Int64 leaf = begin; leaf < end; ++leaf) {
+#pragma clang loop unroll(disable)
+    for (Int64 v = leaf * kLeaf; v < min((leaf + 1) * kLeaf, a.wave_cols); ++v) {
+      const float* const from = a.weight_before + (a.wave_begin + v) * dim(a);
+#pragma clang loop unroll(disable)
+      for (Int64 k = 0; a.weight_before && k < dim(a); k += kLanes) {
+        store(a.grad_weight_sum + k / kPanel * kPanel * a.padded_wave + v * kPanel + k % kPanel,
+              load_some(from + k, dim(a) - k));
+      }
+#pragma clang loop unroll(disable) vectorize(disable)
+      for (Int64 i = 0; a.bias_lanes && i < kPanel; ++i) {
+        a.grad_bias_sum[v * kPanel + i] = bias_lane(a, v, i);
+      }
+    }
+  }
+}
+
 extern "C" void rlk_linear_logp_bwd_dw(const Args* args, Int64 begin, Int64 end, void*) {
   const Args& a = *args;
   const Int64 leaves = ceil_div(a.wave_cols, kLeaf);
@@ -265,14 +291,15 @@ extern "C" void rlk_linear_logp_bwd_dw(const Args* args, Int64 begin, Int64 end,
       multiply_block<Shape, Reading::kAlongPanel>(
           a.grad_logits + (row / kPanel * a.padded_wave + v) * kPanel, a.padded_wave * kPanel,
           a.hidden_by_col + k * a.padded_rows + row * kPanel, min(kBlock, a.num_rows - row),
-          a.first_row == 0 && row == 0 ? Start::kZero : Start::kContinue,
+          a.first_row == 0 && row == 0 && !a.goes_on ? Start::kZero : Start::kContinue,
           a.grad_weight_sum + k * a.padded_wave + v * kPanel, min(kLeaf, a.wave_cols - v),
           vectors_for(dim(a) - k));
     }
   }
 }
 
-// Lane l of a column sums rows l, l + P, l + 2P, ...; padding rows are left out.
+// Lane l of a column sums rows l, l + P, l + 2P, ...; padding rows are left out. Of a chunk they
+// are the lanes from first_lane on, in a circle.
 extern "C" void rlk_linear_logp_bwd_db(const Args* args, Int64 begin, Int64 end, void*) {
   const Args& a = *args;
 #pragma clang loop unroll(disable)
@@ -283,7 +310,7 @@ extern "C" void rlk_linear_logp_bwd_db(const Args* args, Int64 begin, Int64 end,
 #pragma clang loop unroll(disable)
       for (Int64 row = 0; row < a.num_rows; row += kPanel) {
         const float* const dz = a.grad_logits + (row / kPanel * a.padded_wave + v) * kPanel;
-        const bool from_zero = a.first_row == 0 && row == 0;
+        const bool from_zero = a.first_row == 0 && row == 0 && !a.goes_on;
 #pragma clang loop unroll(disable) vectorize(disable)
         for (Int64 i = 0; i < kPanel; i += kLanes) {
           const VecF old = from_zero ? splat(0.0f) : load(sum + i);
@@ -337,9 +364,16 @@ extern "C" void rlk_linear_logp_bwd_store_db(const Args* args, Int64 begin, Int6
   for (Int64 leaf = begin; leaf < end; ++leaf) {
 #pragma clang loop unroll(disable)
     for (Int64 v = leaf * kLeaf; v < min((leaf + 1) * kLeaf, a.wave_cols); ++v) {
+      float* lanes = a.grad_bias_sum + v * kPanel;
+      if (a.bias_lanes) {
+#pragma clang loop unroll(disable) vectorize(disable)
+        for (Int64 i = 0; i < kPanel; ++i) bias_lane(a, v, i) = lanes[i];
+        lanes = a.bias_lanes + (a.wave_begin + v) * kPanel;
+      }
+      if (!a.grad_bias) continue;
       float sum = 0.0f;
 #pragma clang loop unroll(disable) vectorize(disable)
-      for (Int64 i = 0; i < kPanel; ++i) sum = sum + a.grad_bias_sum[v * kPanel + i];
+      for (Int64 i = 0; i < kPanel; ++i) sum = sum + lanes[i];
       store_element(a.grad_bias, (a.wave_begin + v) * a.grad_bias_stride, sum, a.bias_type);
     }
   }

@@ -91,6 +91,13 @@ struct LinearLogpCpuOperands : LogitOptions {
   Int64 grad_weight_col_stride;
   void* grad_bias;  // of bias_type
   Int64 grad_bias_stride;
+
+  // Of a backward over a chunk of rows: dense sums of the rows before, [vocab][dim], or null; sums
+  // of lanes, [vocab][P], read and written, or null; the lane that its first row has.
+  const float* weight_before;
+  float* bias_lanes;
+  Int64 first_lane;
+  bool goes_on;  // there were chunks before
 };
 
 // Arguments of every entry point: the operands, and what the host sets for each strip: rows

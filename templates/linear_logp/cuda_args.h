@@ -101,6 +101,11 @@ struct LinearLogpKept {
   long long pitch;
   int num_segments, width, step;
 };
+// Active rows of a chunk that may wait for the next one: fewer than the loop of sm_90a sums at
+// once.
+constexpr int kLinearLogpCarriedRows = 64;
+constexpr int kLinearLogpBiasChains = 8;  // of a column of grad_bias
+
 constexpr int kLinearLogpKeptStrip = 256;  // columns that a warp turns into dZ
 
 // Arguments of every entry but pack. Rows of a call are numbered 0 to num_rows; the active ones are

@@ -29,6 +29,8 @@
 //     rlk_linear_logp_fwd_join            a vector of rows -> as fwd_merge
 //   backward, for each segment, for each wave of it, for each strip:
 //     rlk_linear_logp_bwd_pack_weight     kLeaf columns -> weight_wave (once a wave)
+//     rlk_linear_logp_bwd_load_sums       kLeaf columns -> grad_weight_sum, grad_bias_sum (once a
+//                                         wave, of a chunk after others)
 //     rlk_linear_logp_bwd_pack_hidden     a panel of rows -> hidden_by_row, hidden_by_col, lane_*
 //     rlk_linear_logp_bwd_dz              as fwd_main, leaves of the wave -> grad_logits
 //     rlk_linear_logp_bwd_dh              (panel of dim, panel of rows), rows fastest

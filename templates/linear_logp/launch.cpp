@@ -52,6 +52,17 @@ LinearLogpCpuOperands operands_of(const LinearLogpCall& call, const ActiveRows& 
     operands.grad_bias = call.grad_bias.data;
     operands.grad_bias_stride = 1;
   }
+  if (call.chunk != nullptr) {
+    const LinearLogpChunk& chunk = *call.chunk;
+    operands.goes_on = !chunk.is_first;
+    if (operands.goes_on) {
+      operands.first_lane = *static_cast<const std::int64_t*>(chunk.state.data);
+      if (call.grad_weight.present()) {
+        operands.weight_before = static_cast<const float*>(chunk.weight_sums.data);
+      }
+    }
+    operands.bias_lanes = static_cast<float*>(chunk.bias_sums.data);
+  }
   return operands;
 }
 
@@ -72,6 +83,7 @@ void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base,
     launch_linear_logp_cuda(kernel, call, settings);
     return;
   }
+  if (call.unless_one.present() && *static_cast<const float*>(call.unless_one.data) == 1.0f) return;
   const ActiveRows active = active_rows(call, call.hidden, call.weight.shape[0], true);
   const LinearLogpCpuOperands operands = operands_of(call, active);
   const LinearLogpCpuTile tile = linear_logp_cpu_tile(vector_lanes(kernel.target));
@@ -84,6 +96,10 @@ void launch_linear_logp(const LoadedKernel& kernel, const jit::OpCall& base,
     run(steps_of<LinearLogpFwdSteps>(kernel), tile, operands, pool);
   } else {
     launch_linear_logp_bwd(steps_of<LinearLogpBwdSteps>(kernel), tile, operands, pool);
+    if (call.chunk != nullptr) {  // the lane of the next chunk's first row
+      *static_cast<std::int64_t*>(call.chunk->state.data) =
+          (operands.first_lane + active.num_active) % tile.panel();
+    }
   }
 }
 

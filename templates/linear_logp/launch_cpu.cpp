@@ -106,6 +106,8 @@ void run_wave(Runner& runner, const LinearLogpBwdSteps& steps, const LinearLogpC
   const Int64 panel = tile.panel(), dim_panels = ceil_div(args.dim, panel);
   const Int64 leaves = ceil_div(args.wave_cols, tile.leaf);
   const bool is_kept = args.kept_wave >= 0;
+  const bool has_bias = args.grad_bias != nullptr || args.bias_lanes != nullptr;
+  if (args.goes_on) runner.run(steps.load_sums, args, leaves, tile.leaf * args.dim);
   if (args.all_rows > 0 && (args.grad_hidden || !is_kept)) {
     runner.run(steps.pack_weight, args, leaves, tile.leaf * args.dim);
   }
@@ -125,10 +127,10 @@ void run_wave(Runner& runner, const LinearLogpBwdSteps& steps, const LinearLogpC
     if (args.grad_weight) {
       runner.run(steps.dw, args, dim_panels * leaves, panel * tile.leaf * args.num_rows);
     }
-    if (args.grad_bias) runner.run(steps.db, args, leaves, tile.leaf * args.num_rows);
+    if (has_bias) runner.run(steps.db, args, leaves, tile.leaf * args.num_rows);
   }
   if (args.grad_weight) runner.run(steps.store_dw, args, leaves, tile.leaf * args.dim);
-  if (args.grad_bias) runner.run(steps.store_db, args, leaves, tile.leaf * panel);
+  if (has_bias) runner.run(steps.store_db, args, leaves, tile.leaf * panel);
 }
 
 }  // namespace
@@ -188,7 +190,7 @@ void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpu
   constexpr Int64 k_wave_floats = 4 << 20;
   const bool dh = operands.grad_hidden != nullptr;
   const bool dw = operands.grad_weight != nullptr;
-  const bool db = operands.grad_bias != nullptr;
+  const bool db = operands.grad_bias != nullptr || operands.bias_lanes != nullptr;
   if (!dh && !dw && !db) return;
   Runner runner(pool);
   // Narrow waves stay in the cache of few threads; many threads need more items a step.

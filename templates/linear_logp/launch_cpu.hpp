@@ -19,11 +19,13 @@ struct LinearLogpFwdSteps {
 struct LinearLogpBwdSteps {
   static constexpr const char* entries[] = {
       "rlk_linear_logp_bwd_pack_weight", "rlk_linear_logp_bwd_pack_hidden",
-      "rlk_linear_logp_bwd_dz",          "rlk_linear_logp_bwd_dh",
-      "rlk_linear_logp_bwd_fold_dh",     "rlk_linear_logp_bwd_dw",
-      "rlk_linear_logp_bwd_db",          "rlk_linear_logp_bwd_store_dh",
-      "rlk_linear_logp_bwd_store_dw",    "rlk_linear_logp_bwd_store_db"};
-  LinearLogpCpuStep pack_weight, pack_hidden, dz, dh, fold_dh, dw, db, store_dh, store_dw, store_db;
+      "rlk_linear_logp_bwd_load_sums",   "rlk_linear_logp_bwd_dz",
+      "rlk_linear_logp_bwd_dh",          "rlk_linear_logp_bwd_fold_dh",
+      "rlk_linear_logp_bwd_dw",          "rlk_linear_logp_bwd_db",
+      "rlk_linear_logp_bwd_store_dh",    "rlk_linear_logp_bwd_store_dw",
+      "rlk_linear_logp_bwd_store_db"};
+  LinearLogpCpuStep pack_weight, pack_hidden, load_sums, dz, dh, fold_dh, dw, db, store_dh,
+      store_dw, store_db;
 };
 
 // Writes logp, and row_max, row_log_sum, entropy and lse where set, of the active rows; other rows
@@ -37,7 +39,7 @@ void join_linear_logp_fwd(const LinearLogpFwdSteps& steps, const LinearLogpCpuTi
                           const LinearLogpCpuOperands& operands, runtime::ThreadPool& pool);
 
 // Writes the gradients whose pointers are set: all of grad_weight and grad_bias (also where no row
-// is active), and the active rows of grad_hidden.
+// is active), and the active rows of grad_hidden; and bias_lanes where set.
 void launch_linear_logp_bwd(const LinearLogpBwdSteps& steps, const LinearLogpCpuTile& tile,
                             const LinearLogpCpuOperands& operands, runtime::ThreadPool& pool);
 

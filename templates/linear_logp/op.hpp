@@ -12,6 +12,20 @@
 
 namespace rlk {
 
+// A backward over some rows of a longer call, as one of several that follow each other: it goes on
+// with the sums of the chunks before, so that the last one has the bits of a backward over all rows
+// at once. Every chunk but the last has a multiple of kLinearLogpChunkRows rows. On sm_90a the rows
+// that fill no whole step of the sum's instructions wait here for the next chunk.
+struct LinearLogpChunk {
+  // As linear_logp_chunk_memory shapes them, for as many rows or more; weight_sums and bias_sums
+  // where the gradient is asked for.
+  Tensor hidden;       // sm_90a: active rows side by side, after those that wait
+  Tensor state;        // int64 [2]
+  Tensor weight_sums;  // float32 [V, D]; not read where the chunk is the first
+  Tensor bias_sums;    // float32; likewise
+  bool is_first = true, is_last = true;
+};
+
 // Shapes: hidden [..., D], weight [V, D], target [...], bias [V]; values per row: [...].
 struct LinearLogpCall : LogpCallBase {
   Tensor hidden, weight;    // float32, bfloat16 or float16, the same
@@ -34,6 +48,11 @@ struct LinearLogpCall : LogpCallBase {
   Tensor grad_hidden, grad_weight, grad_bias;
   // grad_weight is float32 and its values stay: each gets one fp32 sum over the call's rows added.
   bool accumulates = false;
+  Tensor unless_one;  // backward: optional, one float32; where it is 1 nothing is done
+
+  // Backward: the call's rows are a chunk of more, or null. `kept` has all segments and may be
+  // written over; grad_weight is weight_sums but in the last chunk, which alone has grad_bias.
+  const LinearLogpChunk* chunk = nullptr;
 };
 
 // Segments of the vocabulary (leaves.h) whose exponentials `kept` has: 0 where it is absent.
@@ -60,6 +79,25 @@ Tensor linear_logp_kept_tensor(const LinearLogpCall& call, std::int64_t saved_mi
 
 // Whether the kernels of the call's target keep exponentials.
 bool linear_logp_keeps(const LinearLogpCall& call, Target target);
+
+constexpr std::int64_t kLinearLogpChunkRows = 128;
+
+// What chunks of at most `rows` rows share, without memory: `kept` as a whole, of which a chunk's
+// exponentials are the rows from first_kept_row on, and the tensors of LinearLogpChunk.
+struct LinearLogpChunkMemory {
+  Tensor kept;
+  std::int64_t first_kept_row = 0;
+  LinearLogpChunk chunk;
+};
+// Absent where the call cannot be taken by chunks: options that keep no exponentials, shards, and
+// kernels that keep none or whose sums follow all rows (fp16 on sm_90a).
+std::optional<LinearLogpChunkMemory> linear_logp_chunk_memory(const LinearLogpCall& call,
+                                                              Target target, std::int64_t rows);
+
+// The same of the call's own rows in the memory `kept`, for a forward or a backward of a chunk;
+// with `chunk`, which is checked too, that of a backward. Throws InvalidArgument, Unsupported.
+Tensor linear_logp_kept_of_chunk(const LinearLogpCall& call, Target target, const Tensor& kept,
+                                 const LinearLogpChunk* chunk = nullptr);
 
 // Indices of constants among the op's.
 extern const std::size_t k_linear_logp_tile, k_linear_logp_softcap, k_linear_logp_entropy,
