@@ -81,6 +81,7 @@ class Dispatcher {
   Config config() const;
   // Its setting, read without a lock.
   std::int64_t saved_mib() const;
+  bool validates_sync() const;  // whether values are looked at in the call itself
   void configure(Config config);
 
   // Loads kernels ahead of their first call; compiles nothing. Those of other targets than the

@@ -106,6 +106,8 @@ Config Dispatcher::config() const { return session().config; }
 
 std::int64_t Dispatcher::saved_mib() const { return saved_mib_.load(std::memory_order_relaxed); }
 
+bool Dispatcher::validates_sync() const { return validate_sync_.load(std::memory_order_relaxed); }
+
 std::shared_ptr<cache::DiskStore> Dispatcher::store() const { return session().store; }
 
 void Dispatcher::record(cache::UsageEvent event, const Specialization& spec, double ms) const {

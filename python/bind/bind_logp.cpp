@@ -183,17 +183,17 @@ py::object forward_part(const py::dict& arguments, bool keep, bool differentiate
   return py::make_tuple(part, kept);
 }
 
-// The results of a call whose ranks gave `parts`, [ranks, values, rows], with what a backward
-// takes.
+// The results of a call whose ranks gave `parts`, [ranks, values, rows]; `save`: with what a
+// backward takes.
 template <class Call>
-py::object join(const py::dict& arguments, py::handle parts, const MaybeShard& shard) {
+py::object join(const py::dict& arguments, py::handle parts, const MaybeShard& shard, bool save) {
   Bound<Call> bound(arguments);
   Call& call = bound.call;
   set_shard(call, shard);
   const TensorArgument given = bind_argument(parts, "parts", call);
   call.parts = given.tensor;
   bound.check();
-  const RowResults results = make_results(bound, true);
+  const RowResults results = make_results(bound, save);
   bound.run();
   py::tuple found = results.tuple();
   if constexpr (std::is_same_v<Call, LinearLogpCall>) found = found + py::make_tuple(py::none());
@@ -470,9 +470,10 @@ py::object logp_backward(const py::dict& arguments, py::object into, py::handle 
 
 // The backward of a call with return_entropy or return_lse is that of all its outputs.
 template <class Call>
-py::tuple explain(const py::dict& arguments) {
+py::tuple explain(const py::dict& arguments, const MaybeShard& shard) {
   Bound<Call> bound(arguments);
   Call& call = bound.call;
+  set_shard(call, shard);
   const bool backward = flag_of(arguments, "backward", call);
   bound.check();  // the matrix has a last axis to leave out
   const Tensor per_row = dense_tensor(nullptr, DType::f32, call.device, row_dims(matrix_of(call)));
@@ -506,7 +507,7 @@ void bind_logp(py::module_& module) {
       py::arg("shard") = py::none(), py::arg("kept") = py::none());
   module.def("linear_logp_chunk_memory", chunk_memory, py::arg("arguments"), py::arg("rows"));
   module.def("linear_logp_join", join<LinearLogpCall>, py::arg("arguments"), py::arg("parts"),
-             py::arg("shard"));
+             py::arg("shard"), py::arg("save"));
   module.def("linear_logp_backward", linear_logp_backward, py::arg("arguments"),
              py::arg("needs_hidden"), py::arg("needs_weight"), py::arg("needs_bias"),
              py::arg("sums_of_hidden") = false, py::arg("sums_of_weight") = false,
@@ -514,7 +515,8 @@ void bind_logp(py::module_& module) {
              py::arg("into") = py::none(), py::arg("unless_one") = py::none());
   module.def("linear_logp_kept_limits", kept_limits, py::arg("cuda_index"), py::arg("dtype"),
              py::arg("vocab"), py::arg("mib"));
-  module.def("linear_logp_explain", explain<LinearLogpCall>, py::arg("arguments"));
+  module.def("linear_logp_explain", explain<LinearLogpCall>, py::arg("arguments"),
+             py::arg("shard") = py::none());
   module.def(
       "logp_forward",
       [](const py::dict& arguments, bool save, bool differentiated, const MaybeShard& shard) {
@@ -523,10 +525,12 @@ void bind_logp(py::module_& module) {
       },
       py::arg("arguments"), py::arg("save") = false, py::arg("differentiated") = false,
       py::arg("shard") = py::none());
-  module.def("logp_join", join<LogpCall>, py::arg("arguments"), py::arg("parts"), py::arg("shard"));
+  module.def("logp_join", join<LogpCall>, py::arg("arguments"), py::arg("parts"), py::arg("shard"),
+             py::arg("save"));
   module.def("logp_backward", logp_backward, py::arg("arguments"), py::arg("into") = py::none(),
              py::arg("unless_one") = py::none(), py::arg("shard") = py::none());
-  module.def("logp_explain", explain<LogpCall>, py::arg("arguments"));
+  module.def("logp_explain", explain<LogpCall>, py::arg("arguments"),
+             py::arg("shard") = py::none());
 }
 
 }  // namespace rlk::bind

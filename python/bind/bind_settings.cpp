@@ -175,6 +175,8 @@ void bind_settings(py::module_& module) {
   jit::set_python_folders(std::move(folders));
   module.def("cache_info", cache_info);
   module.def("settings", settings);
+  // One of them, as every call over ranks asks for it.
+  module.def("validates_sync", [] { return jit::Dispatcher::instance().validates_sync(); });
   module.def("settings_table", settings_table);
 }
 

@@ -39,6 +39,10 @@ def is_sharded(tensor: Any) -> bool:
     return any(mesh.size(axis) > 1 and kind.is_shard() for axis, kind in enumerate(placements))
 
 
+#: Options of how ranks share a vocabulary, in the order of torch_parallel's.
+SPREAD = ("group", "vocab_range", "vocab_size", "sequence_parallel")
+
+
 def over_ranks(compiles: bool) -> Any:
     """The module of calls whose vocabulary ranks share; `compiles`: torch.compile follows this one.
     It may follow parts of a call that it has given up, too."""
@@ -126,9 +130,10 @@ class Explanation(NamedTuple):
     variant: str  #: "specialized" or "generic"
     source: str  #: "loaded", "cache", "compile", or "none" where nothing can run
     reason: str  #: in words
+    ranks: str | None = None  #: where ranks share the call: this one's ids, and what is exchanged
 
     def __str__(self) -> str:
         return (
             f"{self.kernel}\n  {self.variant}, source: {self.source} ({self.reason})\n"
             f"  key {self.key}"
-        )
+        ) + ("" if self.ranks is None else f"\n  {self.ranks}")

@@ -7,8 +7,8 @@ import inspect
 from typing import Any
 
 from rlk._ops import det_gemm, group_advantages, grpo_loss, linear_logp, logp, ppo_loss, ratio_kl
-from rlk._ops.common import Explanation, no_option
-from rlk.errors import Fault, Unsupported, fail, text
+from rlk._ops.common import SPREAD, Explanation, is_sharded, no_option, over_ranks
+from rlk.errors import fail, text
 
 _MODULES = (linear_logp, logp, ratio_kl, grpo_loss, ppo_loss, group_advantages, det_gemm)
 #: What each public function would run, by its arguments.
@@ -22,6 +22,8 @@ _EXPLAINED[det_gemm.linear] = det_gemm.explain_linear
 
 def explain(op: Any, /, *arguments: Any, backward: bool = False, **options: Any) -> Explanation:
     """Which variant a call of an op would run, and why; nothing is compiled.
+
+    With `group` no other rank takes part.
 
     Args:
         op: `linear_logp`, `logp`, `ratio_kl`, `grpo_loss`, `ppo_loss`, `group_advantages`,
@@ -46,11 +48,13 @@ def explain(op: Any, /, *arguments: Any, backward: bool = False, **options: Any)
         if name not in signature.parameters and "options" not in signature.parameters:
             raise no_option(op.__name__, name)
     bound = signature.bind_partial(*arguments, **options)
-    for name in ("group", "vocab_range", "vocab_size", "sequence_parallel"):
-        if bound.arguments.get(name):  # a rank's part has kernels of its own
-            expected = "None in explain, which knows no ranks"
-            raise Unsupported(Fault(op.__name__, name, expected, "ranks that share the vocabulary"))
     bound.apply_defaults()
     # As the function's own locals; what is not looked at may be absent.
     absent = dict.fromkeys(signature.parameters)
-    return Explanation(*found({**absent, **bound.arguments, "backward": backward}))
+    given = {**absent, **bound.arguments, "backward": backward}
+    if "vocab_size" in given:
+        spread = [given.pop(name, False) for name in SPREAD]
+        matrix = given["weight" if "weight" in given else "logits"]
+        if any(spread) or spread[0] is not None or is_sharded(matrix):
+            return Explanation(*over_ranks(False).explain(op.__name__, found, given, *spread))
+    return Explanation(*found(given))

@@ -151,7 +151,7 @@ def grpo_loss(
         from rlk._ops import torch_loss_operators
 
         return torch_loss_operators.grpo_loss(arguments)
-    call = ppo_loss.told(make_call, arguments)
+    call = ppo_loss.told("grpo_loss", make_call, arguments)
     if _core.needs_autograd(arguments):
         from rlk._ops import torch_grpo_loss
 
@@ -190,7 +190,7 @@ def grpo_loss_backward(
     """
     given = locals()
     own = {name: options.pop(name) for name in tuple(options) if name in defaults(grpo_loss)}
-    call = ppo_loss.told(make_call, with_defaults("grpo_loss", grpo_loss, given, own))
+    call = ppo_loss.told("grpo_loss", make_call, with_defaults("grpo_loss", grpo_loss, given, own))
     _, _, saved, _ = forward(call, True)
     return gradient({**call.logp, **scaled(saved, grad_output)})
 
@@ -216,7 +216,8 @@ class Call(NamedTuple):
     loss: ppo_loss.Call  # what the parts before it make is to come
 
 
-def make_call(given: Arguments) -> Call:
+def make_call(given: Arguments, ranks: Any = None) -> Call:
+    """`ranks`: as in ppo_loss.make_call."""
     options = given["options"]
     for name in options:
         if name not in OPTIONS:
@@ -250,7 +251,8 @@ def make_call(given: Arguments) -> Call:
                 "old_log_probs": given["old_logps"],
                 "stream": given["stream"],
                 "options": {**made, **options, **clips},
-            }
+            },
+            ranks,
         )
     if loss.ranks is not None:
         from rlk._ops.torch_loss_ranks import check_torch
@@ -295,9 +297,7 @@ def forward(
     gradient of policy_logits where it may be and is made on the way)."""
     if call.loss.ranks is None:
         return _forward(call, needs_grad, makes_gradient)
-    from rlk._ops.torch_loss_ranks import telling
-
-    with telling(lambda: call.loss.ranks):
+    with call.loss.ranks.agreement.telling():
         return _forward(call, needs_grad, makes_gradient)
 
 

@@ -292,7 +292,8 @@ def linear_logp_backward(
     return grads
 
 
-def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
+def explain(arguments: Arguments, core: Any = _core) -> Any:
+    """What `explain` says; `core`: as of autograd."""
     into = arguments["accumulate_into"]
     if into is not None:
         arguments["accumulate_into"] = _accumulator(arguments["weight"], into)
@@ -303,4 +304,4 @@ def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
         return _core.linear_logp_explain(torch_lora.widened(arguments))
     needs = [getattr(arguments[name], "requires_grad", False) for name in ("hidden", "weight")]
     arguments["keep"] = any(needs) and _core.needs_autograd(arguments)
-    return _core.linear_logp_explain(arguments)
+    return core.linear_logp_explain(arguments)

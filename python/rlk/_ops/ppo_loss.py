@@ -9,7 +9,7 @@ from rlk import _core
 from rlk._loss_options import NAMES, Resolved, resolve
 from rlk._metrics import Metrics, make_metrics
 from rlk._ops.common import PARAMETERS, Arguments, Tensor, is_compiling
-from rlk.errors import check_needs, fail
+from rlk.errors import check_needs, fail, renamed
 
 
 class PpoLoss(NamedTuple):
@@ -122,7 +122,7 @@ def ppo_loss(
         from rlk._ops import torch_loss_operators
 
         return torch_loss_operators.ppo_loss(arguments)
-    call = told(make_call, arguments)
+    call = told("ppo_loss", make_call, arguments)
     if _core.needs_autograd(call.arguments):
         from rlk._ops import torch_ppo_loss
 
@@ -159,7 +159,7 @@ def ppo_loss_backward(
     Example:
         >>> grads = rlk.jit.ppo_loss_backward(np.float32(1), log_probs, old, advantages, mask)
     """
-    call = told(make_call, locals())
+    call = told("ppo_loss", make_call, locals())
     needs = check_needs("ppo_loss", needs, ("log_probs", "entropy"))
     has_entropy = "entropy" in needs and call.options.needs_entropy
     *_, grad, grad_entropy = forward(call, "log_probs" in needs, has_entropy)
@@ -190,24 +190,33 @@ GROUPS = ("loss_group", "context_group")
 OPTIONS = frozenset({"dialect", "max_seq_len", "samples_per_prompt", *NAMES, *TENSORS, *GROUPS})
 
 
-def told(make: Any, arguments: Arguments) -> Any:
-    """make(arguments); where the batch lies on several ranks they may be told of its error."""
-    options = arguments["options"]
+def told(op: str, make: Any, arguments: Arguments) -> Any:
+    """make(arguments, ranks); where the batch lies on several they may be told of its error."""
+    ranks = _ranks_of(op, arguments["options"])
+    if ranks is None:
+        return make(arguments)
+    with ranks.agreement.telling():
+        return make(arguments, ranks)
+
+
+def _ranks_of(op: str, options: Arguments) -> Any:
+    """Those that hold the batch, where options say that there are several."""
     if options.get("loss_group") is options.get("context_group") is None:
-        return make(arguments)
-    groups = [options.get(name) for name in GROUPS]
-    from rlk._ops.torch_loss_ranks import ranks_of, telling
+        return None
+    from rlk._ops.torch_loss_ranks import ranks_of
 
-    with telling(lambda: ranks_of({}, *groups)):
-        return make(arguments)
+    with renamed(op, {}):
+        return ranks_of(*(options.get(name) for name in GROUPS))
 
 
-def make_call(arguments: Arguments) -> Call:
-    """Of the inputs by name, and `options`, which are taken out."""
+def make_call(arguments: Arguments, ranks: Any = None) -> Call:
+    """Of the inputs by name, and `options`, which are taken out. `ranks`: those of the groups among
+    them, where they are known."""
     options = arguments.pop("options")
-    groups = None
     if "loss_group" in options or "context_group" in options:
-        groups = tuple(options.pop(name, None) for name in GROUPS)
+        ranks = ranks or _ranks_of("ppo_loss", options)
+        for name in GROUPS:
+            options.pop(name, None)
     given = {name: options.pop(name) for name in TENSORS if name in options}
     has_boundaries = given.get("group_boundaries") is not None
     has_weights = given.get("loss_weights") is not None
@@ -220,11 +229,11 @@ def make_call(arguments: Arguments) -> Call:
     for name, switch in resolved.required:
         if arguments[name] is None:
             fail("ppo_loss", name, f"a tensor with {{{switch}}}", "None")
-    if groups is None or groups == (None, None):
-        return Call(arguments, resolved)
-    from rlk._ops import torch_loss_ranks
+    if ranks is not None:
+        from rlk._ops.torch_loss_ranks import check_counts
 
-    return Call(arguments, resolved, torch_loss_ranks.ranks_of(given, *groups))
+        check_counts(ranks, given)
+    return Call(arguments, resolved, ranks)
 
 
 def forward(call: Call, needs_grad: bool, needs_entropy: bool) -> tuple[Any, ...]:

@@ -57,6 +57,13 @@ class _LinearLogp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
+        if ctx.core is _core or all(grad is None for grad in upstream[:3]):
+            return _LinearLogp.gradients(ctx, upstream)
+        with ctx.core.telling(ctx.needs_input_grad[0]):
+            return _LinearLogp.gradients(ctx, upstream)
+
+    @staticmethod
+    def gradients(ctx: Any, upstream: Any) -> Any:
         arguments = backward_arguments(ctx, upstream)
         if arguments is None:
             return (None,) * 5

@@ -8,8 +8,7 @@ ranks that share it (`context`), then counts and the sums of loss and metrics ov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,8 +18,8 @@ from torch import distributed
 from rlk import _core
 from rlk._loss_options import NEEDS_GLOBAL, Resolved
 from rlk._ops.common import Arguments, Tensor
-from rlk._ops.torch_group import collectives, gathered, process_group
-from rlk.errors import Error, fail, text
+from rlk._ops.torch_group import Agreement, collectives, gathered, process_group
+from rlk.errors import fail, text
 
 
 @dataclass
@@ -32,27 +31,30 @@ class Ranks:
     name: str  # of the argument that `everyone` is
 
     def __post_init__(self) -> None:
-        # Whether errors of one rank are still told to all.
-        self.tells = _core.settings()["validate"] == "sync"
+        self.agreement = Agreement("ppo_loss", self.name, self.everyone, "a call of ppo_loss")
 
 
-def ranks_of(given: Arguments, loss_group: Any, context_group: Any) -> Ranks:
-    """Of the options of these names, one of which is there; `given`: the tensors among options."""
+def ranks_of(loss_group: Any, context_group: Any) -> Ranks:
+    """Of the options of these names, one of which is there."""
     context = None
     if context_group is not None:
         context = process_group("ppo_loss", "context_group", context_group)
     if loss_group is None:
         return Ranks(context, context, "context_group")
     everyone = process_group("ppo_loss", "loss_group", loss_group)
-    for name in NEEDS_GLOBAL:
-        if given.get(name) is not None:
-            fail("ppo_loss", name, "None with {loss_group}, which counts over its ranks", "both")
     if context is not None and context is not everyone:
         some, all_ranks = map(distributed.get_process_group_ranks, (context, everyone))
         if not set(some) <= set(all_ranks):
             expected = f"some of the ranks {all_ranks} of {{loss_group}}"
             fail("ppo_loss", "context_group", expected, some)
     return Ranks(everyone, context, "loss_group")
+
+
+def check_counts(ranks: Ranks, given: Arguments) -> None:
+    """Of the tensors among options: counts are made here, or given."""
+    for name in NEEDS_GLOBAL if ranks.name == "loss_group" else ():
+        if given.get(name) is not None:
+            fail("ppo_loss", name, "None with {loss_group}, which counts over its ranks", "both")
 
 
 def check_torch(op: str, argument: str, tensor: Tensor, stream: int | None, ranks: Ranks) -> None:
@@ -100,61 +102,34 @@ def forward(
     return (*found[:4], *saved)
 
 
-@contextmanager
-def telling(ranks: Callable[[], Ranks]) -> Iterator[None]:
-    """Where `validate` is "sync", an error of this rank before `_agree` is told to the others,
-    which wait for it there. `ranks` may raise: then nobody is told."""
-    try:
-        yield
-    except (Error, TypeError) as error:
-        found = None
-        with suppress(Error):
-            found = ranks()
-        if found is not None and found.tells:
-            _exchange(found, (str(error), {}, None, None))
-        raise
-
-
 def _count(arguments: Arguments, options: Resolved, ranks: Ranks) -> tuple[Any, int]:
     """This rank's pieces, and how many groups it has."""
-    with telling(lambda: ranks):
+    with ranks.agreement.telling():
         check_torch("ppo_loss", "log_probs", arguments["log_probs"], arguments["stream"], ranks)
         found: tuple[Any, int] = _core.ppo_loss_count(arguments, options.core)
-    if ranks.tells:
-        _agree(options, ranks, len(found[0]))
+    if ranks.agreement.is_due:
+        context = ranks.context and distributed.get_process_group_ranks(ranks.context)
+        facts = {**asdict(options.rules), **options.given._asdict()}
+        ranks.agreement.reach({**facts, _PIECES: (context, len(found[0]))}, _compare)
     return found
 
 
-def _exchange(ranks: Ranks, own: Any) -> list[Any]:
-    """What each rank says: its error, its options, the ranks of its context, how many sequences."""
-    ranks.tells = False
-    said: list[Any] = [None] * ranks.everyone.size()
-    with collectives("ppo_loss", ranks.name, ranks.everyone):
-        distributed.all_gather_object(said, own, group=ranks.everyone)
-    return said
+_PIECES = "context_group"  # whose ranks have pieces of so many sequences
 
 
-def _agree(options: Resolved, ranks: Ranks, sequences: int) -> None:
-    """Every rank says what it has, before other collectives would fail or wait without a word, and
-    where that does not fit, every rank raises."""
-    said = {**asdict(options.rules), **options.given._asdict()}
-    context = ranks.context and distributed.get_process_group_ranks(ranks.context)
-    everyone = distributed.get_process_group_ranks(ranks.everyone)
-    of_all = _exchange(ranks, (None, said, context, sequences))
-    first, (_, of_first, *_) = everyone[0], of_all[0]
+def _compare(told: Sequence[Arguments]) -> None:
+    """Raises InvalidArgument where ranks differ in what would fail, or wait, without a word."""
     places: dict[Any, tuple[int, int]] = {}
-    for rank, (its_error, its_words, its_context, its_sequences) in zip(
-        everyone, of_all, strict=True
-    ):
-        if its_error is not None:
-            fail("ppo_loss", ranks.name, f"a call without an error on rank {rank}", its_error)
-        for name, value in its_words.items():
-            if value != of_first[name]:
-                expected = f"the same on all ranks, {text(of_first[name])} as on rank {first}"
+    for rank, facts in enumerate(told):
+        for name, value in facts.items():
+            first = told[0][name]
+            if name != _PIECES and value != first:
+                expected = f"the same on all ranks, {text(first)} as on rank 0"
                 fail("ppo_loss", name, expected, f"{text(value)} on rank {rank}")
-        if its_context is None:
+        context, sequences = facts[_PIECES]
+        if context is None:
             continue
-        where, count = places.setdefault(tuple(its_context), (rank, its_sequences))
-        if count != its_sequences:
+        where, count = places.setdefault(tuple(context), (rank, sequences))
+        if count != sequences:
             expected = f"pieces of the same sequences on all ranks, {count} as on rank {where}"
-            fail("ppo_loss", "context_group", expected, f"{its_sequences} on rank {rank}")
+            fail("ppo_loss", _PIECES, expected, f"{sequences} on rank {rank}")

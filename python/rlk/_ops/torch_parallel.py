@@ -12,8 +12,9 @@ from rlk import _core
 from rlk._ops import torch_logp
 from rlk._ops.common import Arguments, logp_result
 from rlk._ops.linear_logp import cast
+from rlk._ops.torch_group import Agreement
 from rlk._ops.torch_ranks import Ranks
-from rlk._ops.torch_shards import Cut, Shards
+from rlk._ops.torch_shards import Cut, Rows, Shards
 from rlk.errors import Fault, Unsupported, fail, text
 
 _SEGMENTS = 8  # of a vocabulary
@@ -26,11 +27,13 @@ class Spread(NamedTuple):
     vocab_range: Any = None
     vocab_size: Any = None
     sequence_parallel: Any = False
+    leaves_sum: bool = False
 
 
-def linear_logp(given: Arguments, *how: Any) -> Any:
-    """See `rlk.jit.linear_logp`."""
-    return _call("linear_logp", given, Spread(*how))
+def linear_logp(given: Arguments, *how: Any, leaves_sum: bool = False) -> Any:
+    """See `rlk.jit.linear_logp`; `leaves_sum`: the caller adds up hidden's gradient over ranks, of
+    which each gives some rows, and zeros."""
+    return _call("linear_logp", given, Spread(*how)._replace(leaves_sum=leaves_sum))
 
 
 def logp(given: Arguments, *how: Any) -> Any:
@@ -38,16 +41,23 @@ def logp(given: Arguments, *how: Any) -> Any:
     return _call("logp", given, Spread(*how))
 
 
+def explain(op: str, of_core: Any, given: Arguments, *how: Any) -> Any:
+    """What `of_core` says of the arguments and of what runs the call: no other rank takes part."""
+    given, spread = _spread(op, given, Spread(*how))
+    ranks = Ranks(op, spread.group)
+    return of_core(given, _core_of(ranks, given, spread, ranks.agreement(f"explain of {op}")))
+
+
 def _call(op: str, given: Arguments, spread: Spread) -> Any:
     functions: Any = torch._C  # it has no public name
     if torch.compiler.is_compiling() or functions._are_functorch_transforms_active():
         expected = "None in torch.export and in a transform of torch.func"
         raise Unsupported(Fault(op, "group", expected, "ranks that share the vocabulary"))
-    if spread.group is None:
-        given, spread = _of_dtensors(op, given, spread)
+    given, spread = _spread(op, given, spread)
     ranks = Ranks(op, spread.group)
-    with ranks.telling():
-        core = _core_of(ranks, given, spread)
+    agreement = ranks.agreement(f"a call of {op}")
+    with agreement.telling():
+        core = _core_of(ranks, given, spread, agreement)
         differentiates = _core.needs_autograd(given)
         if op == "linear_logp" and differentiates:
             found = torch_logp.linear_logp(given, True, core)
@@ -60,7 +70,7 @@ def _call(op: str, given: Arguments, spread: Spread) -> Any:
     return logp_result(given, found)
 
 
-def _core_of(ranks: Ranks, given: Arguments, spread: Spread) -> Any:
+def _core_of(ranks: Ranks, given: Arguments, spread: Spread, agreement: Agreement) -> Any:
     """What runs the call: the core, or in its place one that shares the work among ranks."""
     op = ranks.op
     for name in ("hidden", "weight") if op == "linear_logp" else ("logits",):
@@ -80,7 +90,7 @@ def _core_of(ranks: Ranks, given: Arguments, spread: Spread) -> Any:
         _check_rows(ranks, given)
     elif ranks.size == 1:
         return _core
-    return Shards(ranks, cut, spread.sequence_parallel)
+    return Shards(ranks, cut, Rows(spread.sequence_parallel, spread.leaves_sum), agreement)
 
 
 def _check_rows(ranks: Ranks, given: Arguments) -> None:
@@ -140,6 +150,11 @@ def _range_of(op: str, given: Any, vocab: int) -> tuple[int, int]:
     if not are_ints or not 0 <= begin <= end <= vocab:
         fail(op, "vocab_range", expected, text(given))
     return begin, end
+
+
+def _spread(op: str, given: Arguments, spread: Spread) -> tuple[Arguments, Spread]:
+    """The call on this rank's tensors, and what is said of how the vocabulary is spread."""
+    return (given, spread) if spread.group is not None else _of_dtensors(op, given, spread)
 
 
 def _of_dtensors(op: str, given: Arguments, spread: Spread) -> tuple[Arguments, Spread]:

@@ -5,21 +5,25 @@ the same, and where asked to what each was called with."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import distributed
 
-from rlk import _core, errors
 from rlk._ops.common import Arguments
-from rlk._ops.torch_group import collectives, gathered, process_group
-from rlk.errors import Fault, fail
+from rlk._ops.torch_group import Agreement, collectives, gathered, process_group
+from rlk.errors import fail
 
 #: Arguments that may differ from rank to rank.
 _OWN = {"saved_mib", "entropy_grad", "accumulate_into", "inplace_backward", "stream", "lora"}
+#: What each rank has of its own, of which more is asked than that it is alike.
+_NOT_ALIKE = ("vocab_range", "part")
 _SAME_VALUES = ("target", "mask", "temperature")
+
+
+#: Integers of as many bytes.
+_BITS = {2: torch.int16, 4: torch.int32}
 
 
 class Ranks:
@@ -29,74 +33,58 @@ class Ranks:
         self.op = op
         self.group = process_group(op, "group", group)
         self.rank, self.size = self.group.rank(), self.group.size()
-        # Whether errors of one rank are told to all.
-        self._tells = self.size > 1 and _core.settings()["validate"] == "sync"
+
+    def agreement(self, what: str) -> Agreement:
+        """Of this call or its backward, which `what` says."""
+        return Agreement(self.op, "group", self.group, what)
 
     def gathered(self, part: Any) -> Any:
         """The parts ``[n, ...]`` of all ranks, ``[size, n, ...]``."""
         return gathered(self.op, "group", self.group, part.contiguous())
 
-    def summed(self, partial: Any, dtype: torch.dtype, keeps_own: bool) -> Any:
-        """The sum over ranks of float32 ``[rows, D]``, rounded once to `dtype`; with `keeps_own`
-        this rank's rows of it, of ``rows / size`` each.
+    def summed(self, partial: Any, dtype: torch.dtype) -> Any:
+        """This rank's rows of the sum over ranks of float32 ``[rows, D]``, rounded once to `dtype`:
+        as many as on each rank, the last ones fewer or none.
 
         Ranks add as the segments of a vocabulary do, ((0 + 1) + (2 + 3)) + ..., which an all-reduce
         would not.
         """
-        rows, dim = partial.shape
-        each = -(-rows // self.size)
-        lengths = [min(each, max(0, rows - rank * each)) for rank in range(self.size)]
-        own = lengths[self.rank]
+        lengths = [len(part) for part in self._parts(partial)]
+        own, dim = lengths[self.rank], partial.shape[1]
         parts = partial.new_empty((self.size * own, dim))
         with collectives(self.op, "group", self.group):
             distributed.all_to_all_single(
                 parts, partial, [own] * self.size, lengths, group=self.group
             )
-        total = _tree_sum(parts.view(self.size, own, dim).unbind()).to(dtype)
-        if keeps_own:
-            return total
-        if own < each:  # all gather parts of one size
-            padded = total.new_zeros((each, dim))
-            padded[:own] = total
-            total = padded
-        return self.gathered(total).flatten(0, 1)[:rows]
+        return _tree_sum(parts.view(self.size, own, dim).unbind()).to(dtype)
 
-    def agree(self, arguments: Arguments, facts: Arguments, is_last: bool = True) -> None:
-        """Where `validate` is "sync", raises on every rank what one has raised, or where ranks
-        differ in what they were called with. `facts`: of its cut of the vocabulary."""
-        if self._tells:
-            self._tells = not is_last
-            found = {n: fact(n, value) for n, value in arguments.items() if n not in _OWN}
-            self._exchange((None, {"group": f"a call of {self.op}", **found, **facts}))
+    def with_others(self, own: Any, rows: int) -> Any:
+        """All `rows` rows, of which each rank has its own."""
+        each = -(-rows // self.size)
+        if len(own) < each:  # all gather parts of one size
+            padded = own.new_zeros((each, own.shape[1]))
+            padded[: len(own)] = own
+            own = padded
+        return self.gathered(own).flatten(0, 1)[:rows]
 
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """An error of this rank is told to the others, which are to agree before they go on."""
-        try:
-            yield
-        except Exception as error:
-            if self._tells:
-                self._tells = False
-                fault = getattr(error, "fault", None)
-                told = type(error).__name__, tuple(fault) if fault else str(error)
-                # What is no error of an argument stays here what it is.
-                with suppress(errors.Error) if fault is None else nullcontext():
-                    self._exchange((told, {}))
-            raise
+    def beside_zeros(self, own: Any, rows: int) -> Any:
+        """The same with zeros for those of others."""
+        found = own.new_zeros((rows, own.shape[1]))
+        self._parts(found)[self.rank].copy_(own)
+        return found
 
-    def _exchange(self, own: Any) -> None:
-        told: list[Any] = [None] * self.size
-        with collectives(self.op, "group", self.group):
-            distributed.all_gather_object(told, own, group=self.group)
-        for rank, (error, _) in enumerate(told):
-            if error is not None:
-                self._tells = False
-                raise _error_of(self.op, rank, *error)
-        try:
-            _compare(self.op, [facts for _, facts in told])
-        except errors.InvalidArgument:
-            self._tells = False
-            raise
+    def _parts(self, rows: Any) -> list[Any]:
+        """What each rank has of some rows."""
+        each = -(-len(rows) // self.size)
+        return [rows[rank * each : (rank + 1) * each] for rank in range(self.size)]
+
+    def agree(
+        self, agreement: Agreement, arguments: Arguments, facts: Arguments, is_last: bool = True
+    ) -> None:
+        """Raises on every rank where ranks differ in what they were called with. `facts`: of its
+        cut of the vocabulary."""
+        found = {n: fact(n, value) for n, value in arguments.items() if n not in _OWN}
+        agreement.reach({**found, **facts}, lambda told: _compare(self.op, told), is_last)
 
 
 def _tree_sum(parts: Sequence[Any]) -> Any:
@@ -119,15 +107,16 @@ def fact(name: str, value: Any) -> str:
     return found
 
 
-def _error_of(op: str, rank: int, kind: str, what: Any) -> Exception:
-    """The error that a rank has raised, in the words of all."""
-    if isinstance(what, str):
-        return errors.Error(f"{op}: group: rank {rank} raised {kind}: {what}")
-    fault = Fault(*what)
-    made: Exception = getattr(errors, kind)(
-        fault._replace(got=f"{fault.got} on rank {rank}".lstrip())
-    )
-    return made
+def digest(matrix: Any) -> str | None:
+    """Of the values of a matrix; None where they are all alike, and of none."""
+    kind = _BITS.get(matrix.element_size())
+    if matrix.numel() == 0 or kind is None:  # of another dtype, which the call refuses
+        return None
+    bits = matrix.detach().view(kind)
+    if bool((bits == bits.flatten()[0]).all()):
+        return None
+    sums = bits.sum(-1, dtype=torch.int64).cpu().reshape(-1)
+    return f"{zlib.crc32(sums.numpy().data):08x}"
 
 
 def _compare(op: str, told: Sequence[Arguments]) -> None:
@@ -136,8 +125,14 @@ def _compare(op: str, told: Sequence[Arguments]) -> None:
     for rank, facts in enumerate(told[1:], 1):
         for name in first:
             got = facts.get(name)
-            if name != "vocab_range" and got != first[name]:
+            if name not in _NOT_ALIKE and got != first[name]:
                 fail(op, name, f"{first[name]} as on rank 0", f"{got} on rank {rank}")
+    if "vocab_range" not in first:  # of a backward
+        return
+    name, of_first = first.get("part", ("", None))
+    if of_first is not None and all(facts["part"][1] == of_first for facts in told):
+        expected = "this rank's part with {group}, of a whole that {vocab_size} says"
+        fail(op, name, expected, f"the same values on all {len(told)} ranks")
     end = 0
     for rank, facts in enumerate(told):
         begin, next_end = facts["vocab_range"]

@@ -10,9 +10,11 @@ from reference import Reference, same_bits
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import rlk
+from rlk.integrations import verl
 
 pytestmark = [
     pytest.mark.torch,
@@ -276,3 +278,44 @@ def test_logits_that_are_a_dtensor(world):
         got, grad = rank["of_dtensors"]["logits"]
         torch.testing.assert_close(got, out.detach().cpu())
         torch.testing.assert_close(grad, logits.grad.cpu())
+
+
+class Sent(TorchDispatchMode):
+    """What collectives a block calls, and how many elements each is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name()
+        if name.startswith("c10d::"):
+            self.found.append((name.removeprefix("c10d::").strip("_"), args[1].numel()))
+        return function(*args, **(kwargs or {}))
+
+
+def test_what_a_rank_sends():
+    """One all-gather of the parts; of hidden's gradient sums, then rows: not where the caller adds
+    up the ranks' gradients."""
+    (hidden, weight, _, target), _ = whole()
+    sums, rows = ("alltoall_base", ROWS * DIM), ("allgather_base", ROWS // ranks.SIZE * DIM)
+    with ranks.pretended() as mesh:
+        group = mesh.get_group()
+        part = weight[: VOCAB // ranks.SIZE]
+        with Sent() as sent, torch.no_grad():
+            rlk.jit.linear_logp(hidden, part, target, group=group)
+        assert sent.found == [("allgather_base", 3 * ROWS)]
+        ways = {
+            "own": lambda leaf: rlk.jit.linear_logp(leaf, part, target, group=group),
+            "verl": lambda leaf: verl.linear_cross_entropy(leaf, part, target, 1.0, "none", group)[
+                0
+            ],
+        }
+        for name, call in ways.items():
+            leaf = hidden.clone().requires_grad_()
+            out = call(leaf)
+            with Sent() as sent:
+                out.sum().backward()
+            want = [sums, rows] if name == "own" else [sums]
+            assert sent.found == want
+            assert leaf.grad.shape == hidden.shape

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 import rlk
-from rlk._ops.torch_ranks import Ranks
+from rlk._ops.torch_group import Agreement
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
@@ -36,7 +36,7 @@ def messages(calls):
         try:
             call()
             found[name] = "none"
-        except (rlk.Error, TypeError) as error:
+        except (rlk.Error, RuntimeError, TypeError) as error:
             found[name] = f"{type(error).__name__}: {error}"
     return found
 
@@ -81,7 +81,8 @@ def wrong_calls(kind, rank):
     size = distributed.get_world_size()
     hidden, weight, bias, target = inputs(kind)
     own = VOCAB // size
-    plain = {"hidden": hidden, "weight": weight[:own], "target": target % own}
+    part = weight[rank * own : (rank + 1) * own]
+    plain = {"hidden": hidden, "weight": part, "target": target % own}
     plain["group"] = distributed.group.WORLD
 
     def call(other=None, **same):
@@ -98,9 +99,9 @@ def wrong_calls(kind, rank):
             "nothing, in parts": call(**shared_rows),
             "rows": call({"hidden": hidden[1:]}),
             "rows of all": call({"hidden": hidden[1:], "target": plain["target"][1:]}),
-            "dtype": call({"hidden": hidden.half(), "weight": weight[:own].half()}),
-            "dim": call({"hidden": hidden[:, 1:], "weight": weight[:own, 1:]}),
-            "vocabulary": call({"weight": weight[1:own]}),
+            "dtype": call({"hidden": hidden.half(), "weight": part.half()}),
+            "dim": call({"hidden": hidden[:, 1:], "weight": part[:, 1:]}),
+            "vocabulary": call({"weight": part[1:]}),
             "option": call({"softcap": 3.0}),
             "wrong option": call({"softcap": -1.0}),
             "wrong option, in parts": call({"softcap": -1.0}, **shared_rows),
@@ -108,7 +109,7 @@ def wrong_calls(kind, rank):
             "bias": call({"bias": bias[:own]}),
             "gradient": call({"hidden": hidden.clone().requires_grad_()}),
             "gradient of none": call(
-                {"weight": weight[:own].detach()}, weight=weight[:own].clone().requires_grad_()
+                {"weight": part.detach()}, weight=part.clone().requires_grad_()
             ),
             "other ids": call({"target": plain["target"] // 2}),
             "an id outside": call({"target": outside}),
@@ -121,19 +122,59 @@ def wrong_calls(kind, rank):
             "a range that is no range": call({"vocab_range": (own, 0)}, **range_of),
             "no torch tensor": call({"hidden": np.zeros((ROWS, DIM), np.float32)}),
             "parts": call({"sequence_parallel": True}),
+            "a whole weight": call(weight=weight),
+            "whole logits": lambda: rlk.jit.logp(hidden @ weight.T, target, group=plain["group"]),
+            "a weight of zeros": call(weight=torch.zeros_like(part)),
         },
+    )
+
+
+def wrong_backwards(kind, rank):
+    """The same of backwards: what autograd or the core say of one rank is told to all."""
+    rlk.jit.configure(validate="sync")
+    size = distributed.get_world_size()
+    hidden, weight, _, target = inputs(kind)
+    own = VOCAB // size
+    part = weight[rank * own : (rank + 1) * own]
+
+    def call(of_loss=lambda out: out.log_prob.sum(), changes=False, **options):
+        rows = ROWS // size if "sequence_parallel" in options else ROWS
+        leaf = hidden[:rows].clone().requires_grad_()
+        given = {"hidden": leaf * 1, "weight": part, "target": target % own, **options}
+
+        def run():
+            out = rlk.jit.linear_logp(**given, return_lse=True, group=distributed.group.WORLD)
+            if changes and rank == 1:
+                given["hidden"].data = given["hidden"].data.clone()
+                given["hidden"].mul_(2)
+            of_loss(out).backward()
+
+        return run
+
+    def of_lse(out):
+        return out.log_prob.sum() + (out.lse.sum() if rank == 1 else 0)
+
+    return messages(
+        {
+            "nothing": call(),
+            "nothing, in parts": call(sequence_parallel=True),
+            "changed": call(changes=True),
+            "changed, in parts": call(changes=True, sequence_parallel=True),
+            "another loss": call(of_lse),
+            "nothing once more": call(of_loss=lambda out: out.lse.sum()),
+        }
     )
 
 
 def another_error(kind, rank):
     """What is told of an error that is of no argument."""
-    of_call = Ranks("linear_logp", distributed.group.WORLD)
+    agreement = Agreement("linear_logp", "group", distributed.group.WORLD, "a call")
 
     def call():
-        with of_call.telling():
+        with agreement.telling():
             if rank == 1:
                 raise MemoryError("full")
-            of_call.agree({}, {"vocab_range": (0, 1), "vocab_size": 1})
+            agreement.reach({}, lambda _: None)
 
     try:
         return messages({"call": call})["call"]
@@ -199,7 +240,7 @@ def one_rank_alone(kind, rank):
 
 def work(kind, rank):
     rlk.jit.configure(num_threads=1)
-    tasks = [refused_dtensors, one_rank_alone, wrong_calls, another_error]
+    tasks = [refused_dtensors, one_rank_alone, wrong_calls, wrong_backwards, another_error]
     if kind == "cpu":  # of NCCL a watchdog tells, which ends the process
         tasks.append(a_missing_rank)
     return {task.__name__: task(kind, rank) for task in tasks}
@@ -263,6 +304,9 @@ TOLD = {
     "a range that is no range": r"vocab_range: expected \(begin, .* got \(\d+, 0\) on rank 1$",
     "no torch tensor": r"hidden: expected a torch tensor with group, got ndarray on rank 1$",
     "parts": r"target: expected \d+ ids, one per row of hidden .* on rank 1$",
+    "a whole weight": r"weight: expected this rank's part with group, .* got the same values on",
+    "whole logits": r"logits: expected this rank's part with group, of a whole that vocab_size",
+    "a weight of zeros": "none",
 }
 
 
@@ -271,6 +315,18 @@ def test_every_rank_is_told(world, name):
     messages = {rank["wrong_calls"][name] for rank in world[1]}
     assert len(messages) == 1
     assert_says(messages.pop(), TOLD[name])
+
+
+def test_every_rank_is_told_of_a_backward(world):
+    for rank, found in enumerate(found["wrong_backwards"] for found in world[1]):
+        for name in ("nothing", "nothing, in parts", "nothing once more"):
+            assert found[name] == "none"
+        for name in ("changed", "changed, in parts"):
+            told = "" if rank == 1 else "Error: linear_logp: group: rank 1 raised "
+            words = "RuntimeError: one of the variables needed for gradient computation has been"
+            assert found[name].startswith(told + words)
+        words = r"grad_lse: expected None as on rank 0, got float32 \[12\] on rank 1$"
+        assert_says(found["another loss"], words)
 
 
 def test_every_rank_is_told_of_another_op(world):
@@ -332,15 +388,33 @@ def test_a_group_of_others(world):
     assert all("group: expected a group that this rank is in" in message for message in others)
 
 
-def test_explain_knows_no_ranks():
+def test_explain():
+    """Of the kernel that the call then loads, and of what it exchanges."""
     hidden, weight, _, target = inputs("cpu")
+    ids = weight[: VOCAB // 2]
     with ranks.pretended() as mesh:
-        for op, given in ((rlk.jit.linear_logp, (hidden, weight)), (rlk.jit.logp, (weight,))):
-            for option in ({"group": mesh}, {"vocab_size": VOCAB}, {"vocab_range": (0, VOCAB)}):
-                with pytest.raises(
-                    rlk.Unsupported, match=f"{next(iter(option))}: expected None in e"
-                ):
-                    rlk.jit.explain(op, *given, target, **option)
+        calls = [
+            (rlk.jit.linear_logp, (hidden, ids), {"return_entropy": True}, "4 float32 a row"),
+            (rlk.jit.linear_logp, (hidden[:6], ids), {"sequence_parallel": True}, "hidden's rows"),
+            (rlk.jit.linear_logp, (hidden, weight[:152]), {"vocab_size": VOCAB}, "segments of 38"),
+            (rlk.jit.logp, (hidden @ ids.T,), {}, r"rank 0 of 2: ids \[0, 150\) of 300"),
+        ]
+        for op, given, options, words in calls:
+            options |= {"group": mesh}
+            before = rlk.jit.explain(op, *given, target, **options)
+            op(*given, target, **options)
+            after = rlk.jit.explain(op, *given, target, **options)
+            assert (after.kernel, after.source) == (before.kernel, "loaded")
+            assert_says(str(after), words)
+
+
+def test_explain_refuses_what_the_call_refuses():
+    hidden, weight, _, target = inputs("cpu")
+    message = "vocab_size: expected None without group, got 300$"
+    with pytest.raises(rlk.InvalidArgument, match=message):
+        rlk.jit.explain(rlk.jit.linear_logp, hidden, weight, target, vocab_size=VOCAB)
+    with ranks.pretended() as mesh, pytest.raises(rlk.InvalidArgument, match="weight: expected 15"):
+        rlk.jit.explain(rlk.jit.linear_logp, hidden, weight, target, vocab_size=VOCAB, group=mesh)
 
 
 def test_other_frameworks_are_refused():

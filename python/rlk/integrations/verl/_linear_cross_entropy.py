@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import distributed
 
 from rlk import jit
+from rlk._ops.common import SPREAD, defaults, is_compiling, over_ranks
 from rlk.errors import fail, renamed, text
 from rlk.integrations import hf
 from rlk.integrations.verl._head import log_prob_and_entropy
@@ -16,6 +16,8 @@ from rlk.integrations.verl._head import log_prob_and_entropy
 Tensor = Any
 #: What errors of the op call its arguments.
 NAMES = {"target": "labels", "group": "dist_process_group"}
+_OPTIONS = {n: value for n, value in defaults(jit.linear_logp).items() if n not in SPREAD}
+_DEFAULTS = {"bias": None, **_OPTIONS}
 
 
 def linear_cross_entropy(
@@ -63,34 +65,18 @@ def linear_cross_entropy(
             found = log_prob_and_entropy(hidden, weight, labels, temperature)
         else:
             weight, _, dtype = hf.in_one_dtype(hidden, weight)
-            found = jit.linear_logp(
-                _SummedByTheCaller.apply(hidden, dist_process_group),
-                weight,
-                labels,
-                temperature=temperature,
-                return_entropy=True,
-                compute_dtype=dtype,
-                group=dist_process_group,
-            )
+            given = {
+                **_DEFAULTS,
+                "hidden": hidden,
+                "weight": weight,
+                "target": labels,
+                "temperature": temperature,
+                "return_entropy": True,
+                "compute_dtype": dtype,
+            }
+            ranks = over_ranks(is_compiling())
+            found = ranks.linear_logp(given, dist_process_group, leaves_sum=True)
     log_prob = found.log_prob
     if reduction.lower() != "none":
         log_prob = log_prob.sum() if reduction.lower() == "sum" else log_prob.mean()
     return log_prob, found.entropy
-
-
-class _SummedByTheCaller(torch.autograd.Function):
-    """Of a gradient that every rank has whole each rank gives its part of the rows, and zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return hidden.view_as(hidden)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (grad,) = grads
-        rank, size = distributed.get_rank(ctx.group), distributed.get_world_size(ctx.group)
-        rows = slice(rank * len(grad) // size, (rank + 1) * len(grad) // size)
-        own = torch.zeros_like(grad)
-        own[rows] = grad[rows]
-        return own, None
