@@ -2,12 +2,17 @@
 """linear_logp with the vocabulary over the GPUs of one host, beside one GPU and other ways.
 
 python benchmarks/tensor_parallel.py [--ranks 2 4] [--shape NxDxV ...] [--burst N]
-                                     [--out FILE.json]
+                                     [--profile] [--out FILE.json]
 
-A process a GPU, NCCL. All ranks begin together, and a sample is a call, or --burst of them in a
-row, as long as that of the slowest rank; samples of all candidates are taken in turn. One GPU's
-time is rank 0's with the whole weight. The bits of every rank are compared with a call of its own
-on the whole weight.
+A process a GPU, NCCL. All ranks begin together, their first calls queued, and a sample is a call,
+or --burst of them in a row, as long as that of the slowest rank; samples of all candidates are
+taken in turn, each round begins with another one. One GPU's time is that of the slowest rank too,
+of calls with the whole weight that all ranks make for themselves at once: cards of a host differ,
+and a card's clock falls with what it and its neighbours draw. The bits of every rank are compared
+with a call of its own on the whole weight.
+
+--profile: prints instead, by rank, times and kernels of forwards with the whole weight, with this
+rank's part alone and over ranks, with the time between kernels and the clock after the calls.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from typing import Any
 import harness
 import torch
 import torch.distributed as dist
+from gpu import over_ranks as timing
 from gpu import peers
 from torch.distributed.nn import functional as over_ranks
 
@@ -129,23 +135,6 @@ def passes(name: str, function: Any, hidden: Any, weight: Any, drawn: Any) -> di
 # --- Measuring ------------------------------------------------------------------------------------
 
 
-def milliseconds(call: Call, alone: bool, burst: int) -> float:
-    """A call of the slowest rank; alone: of rank 0, while the others wait."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    dist.barrier()
-    spent = torch.zeros(1, device="cuda")
-    if not alone or dist.get_rank() == 0:
-        start.record()
-        for _ in range(burst):
-            call()
-        end.record()
-        end.synchronize()
-        spent += start.elapsed_time(end) / burst
-    dist.all_reduce(spent, dist.ReduceOp.MAX)
-    return float(spent)
-
-
 def extra_mib(call: Call) -> float:
     """Most memory of a rank beyond what is there, the results included."""
     gc.collect()
@@ -205,15 +194,37 @@ def measure(shape: tuple[int, int, int], burst: int) -> list[dict[str, Any]]:
             found[name] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
             del calls[name]
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            times[name].append(milliseconds(call, name.startswith("one GPU"), burst))
+    names = list(calls)
+    for number in range(ROUNDS):
+        first = number % len(names)
+        for name in [*names[first:], *names[:first]]:
+            ms, _ = timing.burst(calls[name], burst, held=True)
+            times[name].append(timing.of_slowest(ms))
     for name, taken in times.items():
         which = name.rsplit(", ", 1)[1]
         ratio = harness.paired_ratio(taken, times[f"one GPU, {which}"])
         found[name] |= {"ms": statistics.median(taken), "of_one_gpu_by_degree": ratio * ranks}
     found["rlk, fwd+bwd"]["same_bits"] = bits
     return [facts | {"candidate": name} | row for name, row in found.items()]
+
+
+def profile(shape: tuple[int, int, int]) -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    drawn = draw(*shape)
+    hidden, weight, target = (drawn[name] for name in ("hidden", "weight", "target"))
+    rows = shape[2] // ranks
+    part = weight[rank * rows : (rank + 1) * rows].clone()
+    own_target = target % rows
+    if rank == 0:
+        print("{}x{}x{} on {}".format(*shape, ranks), flush=True)
+    with torch.no_grad():
+        timing.profile(
+            {
+                "whole weight": lambda: jit.linear_logp(hidden, weight, target),
+                "part alone": lambda: jit.linear_logp(hidden, part, own_target),
+                "over ranks": lambda: rlk(hidden, part, target),
+            }
+        )
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -231,7 +242,13 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def work(
-    rank: int, ranks: int, port: int, shapes: list[tuple[int, int, int]], burst: int, out: str
+    rank: int,
+    ranks: int,
+    port: int,
+    shapes: list[tuple[int, int, int]],
+    burst: int,
+    profiles: bool,
+    out: str,
 ) -> None:
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "NCCL_NVLS_ENABLE": "0"}
     torch.cuda.set_device(rank)
@@ -241,7 +258,10 @@ def work(
     rows: list[dict[str, Any]] = []
     try:
         for shape in shapes:
-            rows += measure(shape, burst)
+            if profiles:
+                profile(shape)
+            else:
+                rows += measure(shape, burst)
             torch.cuda.empty_cache()
     except Exception:
         traceback.print_exc()
@@ -258,6 +278,7 @@ def main() -> int:
     add("--ranks", nargs="+", type=int, default=[torch.cuda.device_count()])
     add("--shape", nargs="+", default=list(SHAPES), metavar="NxDxV")
     add("--burst", type=int, default=1, metavar="N")
+    add("--profile", action="store_true")
     add("--out", type=Path)
     asked = parser.parse_args()
     shapes = [tuple(map(int, word.split("x"))) for word in asked.shape]
@@ -267,7 +288,8 @@ def main() -> int:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         part = Path(os.environ.get("TMPDIR", "/tmp")) / f"tensor_parallel_{port}.json"
-        torch.multiprocessing.spawn(work, (ranks, port, shapes, asked.burst, str(part)), ranks)
+        options = (asked.burst, asked.profile, str(part))
+        torch.multiprocessing.spawn(work, (ranks, port, shapes, *options), ranks)
         rows += json.loads(part.read_text(encoding="utf-8"))
         part.unlink()
     show(rows)
