@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 import subprocess
 import sys
@@ -189,17 +188,6 @@ def _medians(samples: dict[str, list[float]]) -> str:
     return ", ".join(f"{name} {1e3 * statistics.median(s):.0f} ms" for name, s in samples.items())
 
 
-def show(file: Path) -> None:
-    """A kept run as a Markdown table."""
-    run = json.loads(file.read_text(encoding="utf-8"))
-    facts, table = run["environment"], run["table"]
-    versions = f"rlk {facts['rlk']}, torch {facts['torch']}, numpy {facts['numpy']}"
-    print(f"{facts['cpu']}, {facts['threads']} threads, {facts['arch']}; {versions};")
-    print(f"commit {facts['commit']}, {facts['date'][:10]}, load {facts['load_at_start']:.1f}\n")
-    for cells in (table[0], ["---"] * len(table[0]), *(row.values() for row in table)):
-        print("| " + " | ".join(cells) + " |")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -210,11 +198,7 @@ def main() -> int:
     add("--processes", type=int, default=7, help="fresh processes a median (7)")
     add("--dev-test", action="store_true", help="time ./dev test in a fresh clone as well")
     add("--json", type=Path, metavar="FILE", help="write table and samples here")
-    add("--show", type=Path, metavar="FILE", help="measure nothing; print this run as Markdown")
     options = parser.parse_args()
-    if options.show:
-        show(options.show)
-        return 0
     facts = harness.environment() | {"threads": options.threads}
 
     parts: dict[str, Callable[[], Measured]] = {
