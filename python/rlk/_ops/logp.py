@@ -38,8 +38,9 @@ def logp(
     Args:
         logits: ``[..., V]``, float32, bfloat16 or float16.
         target: ``[...]``, ids in ``[0, V)`` of any integer dtype.
-        temperature, softcap, logit_scale, mask, ignore_index, return_entropy, return_lse,
-            return_stats, stream: as in `linear_logp`. Rows that are not active are not read.
+        temperature, softcap, logit_scale, mask, ignore_index: as in `linear_logp`. Rows that are
+            not active are not read.
+        return_entropy, return_lse, return_stats, stream: as in `linear_logp`.
         inplace_backward: the backward writes the gradient over the logits, so that no second
             tensor of their size is needed. Only where nothing else reads the logits afterwards:
             torch raises where its autograd would, and at a second backward.

@@ -65,8 +65,8 @@ def linear_logp(
             ``model.shared_embedding_or_output_weight()``.
         group: the tensor parallel group; None: the layer's, else that of parallel_state.
         temperature, mask: as in `rlk.jit.linear_logp`, where they are tensors ``[b, s]``.
-        softcap, logit_scale, ignore_index, return_entropy, return_lse, return_stats, saved_mib,
-            entropy_grad: as in `rlk.jit.linear_logp`.
+        softcap, logit_scale, ignore_index, saved_mib, entropy_grad: as in `rlk.jit.linear_logp`.
+        return_entropy, return_lse, return_stats: as there.
 
     Returns:
         As `rlk.jit.linear_logp`, each tensor ``[b, s]`` and contiguous, on every rank. The gradient

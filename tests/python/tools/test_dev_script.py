@@ -58,6 +58,7 @@ def test_help_lists_the_commands(tree: Path) -> None:
         "torch",
         "integrations",
         "bench",
+        "docs",
         "format",
         "lint",
         "asan",

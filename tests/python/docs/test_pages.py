@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages as a whole: links and anchors lead somewhere, the menu has each page, tables are those
+of benchmarks/results, and Markdown reads the same in the site as on a forge."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from paths import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def without_code(text: str) -> str:
+    """What is not in a fenced block; lines keep their numbers."""
+    fenced = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+    return fenced.sub(lambda found: "\n" * found[0].count("\n"), text)
+
+
+def without_code_spans(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "``", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """As forges make them: in lower case, punctuation left out, each space a hyphen."""
+    found: set[str] = set()
+    for heading in HEADING.findall(without_code(page.read_text(encoding="utf-8"))):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        anchor = base = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = 0
+        while anchor in found:
+            number += 1
+            anchor = f"{base}-{number}"
+        found.add(anchor)
+    return found
+
+
+def broken(page: Path, text: str) -> list[str]:
+    """The links of a page that lead to no file or to no heading of theirs."""
+    bad = []
+    for target in LINK.findall(without_code_spans(without_code(text))):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        goal = (page.parent / name).resolve() if name else page
+        inside = goal.is_relative_to(ROOT) and goal.is_file()
+        if not inside or (anchor and anchor not in anchors(goal)):
+            bad.append(target)
+    return bad
+
+
+@by_page
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    assert broken(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_a_broken_link_is_seen() -> None:
+    page = ROOT / "docs/faq.md"
+    text = "[a](logp.md#bits) [b](none.md) [c](logp.md#none) [d](#none) [e](../../x) `[f](none)`\n"
+    fenced = "```\n[g](none.md)\n```\n"
+    assert broken(page, text + fenced) == ["none.md", "logp.md#none", "#none", "../../x"]
+
+
+@by_page
+def test_every_run_that_a_page_names_is_kept(page: Path) -> None:
+    words = re.findall(r"[\w/.]*?(\w+_(?:h100|h200|cpu)\.(?:json|txt))", page.read_text())
+    kept = {path.name for path in (ROOT / "benchmarks/results").iterdir()}
+    assert set(words) <= kept
+
+
+def test_the_menu_of_the_site_has_every_page() -> None:
+    menu = yaml.load((ROOT / "mkdocs.yml").read_text(), yaml.BaseLoader)["nav"]
+
+    def files(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        children = entry.values() if isinstance(entry, dict) else entry
+        return [file for child in children for file in files(child)]
+
+    listed = [file for file in files(menu) if not file.startswith("reference/")]
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT)) for page in PAGES)
+
+
+def test_the_readme_has_every_page() -> None:
+    linked = set(LINK.findall((ROOT / "README.md").read_text()))
+    assert {f"docs/{page.name}" for page in PAGES if page.parent.name == "docs"} <= linked
+
+
+def misread(text: str) -> list[str]:
+    """Lines of lists and tables that the site's Markdown would take for something else.
+
+    It wants an empty line before a list or a table, and 4 spaces before what is inside of an item.
+    """
+    item = re.compile(r" *(?:[-*]|\d+\.) ")
+    bad = []
+    for block in re.split(r"\n\n+", without_code(text)):
+        lines = [line for line in block.splitlines() if line.strip()]
+        for line in lines:
+            is_table = line.lstrip().startswith("|")
+            if not (is_table or item.match(line)):
+                continue
+            begins = lines[0].lstrip().startswith("|") if is_table else item.match(lines[0])
+            if not begins or len(line) - len(line.lstrip()) not in (0, 4):
+                bad.append(line)
+    return bad
+
+
+@by_page
+def test_lists_and_tables_read_the_same_everywhere(page: Path) -> None:
+    assert misread(page.read_text(encoding="utf-8")) == []
+
+
+def test_what_is_misread_is_seen() -> None:
+    good = "- a\n  b\n- c\n\n1. d\n\n    | e |\n    |---|\n"
+    assert misread(good) == []
+    assert misread("text\n- a\n") == ["- a"]
+    assert misread("text\n| a |\n") == ["| a |"]
+    assert misread("1. a\n\n   | b |\n") == ["   | b |"]
+    assert misread("1. a\n\n    b\n2. c\n") == ["2. c"]
+
+
+@pytest.fixture(scope="module")
+def tables():
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks/tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(p.name for p in PAGES if "docs" in p.parts)])
+def test_the_tables_are_those_of_the_kept_runs(page: str, tables) -> None:
+    path = ROOT / page if page == "README.md" else ROOT / "docs" / page
+    text = path.read_text(encoding="utf-8")
+    assert tables.written(text) == text, "run: python benchmarks/tables.py"
+    assert text.count("<!-- table: ") == text.count("<!-- end of table -->")
+
+
+def test_every_table_is_on_one_page(tables) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in tables.PAGES]
+    used = [name for text in texts for _, name, _ in tables.PLACE.findall(text)]
+    assert sorted(used) == sorted(tables.TABLES)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("backward_h200", "kept_exponentials"),
+        ("backward_peers_h200", "backward_peers"),
+        ("tensor_parallel_h200", "tensor_parallel"),
+        ("forward_h100", "forward_readme"),
+    ],
+)
+def test_another_run_makes_another_table(file, name, tables, monkeypatch, tmp_path) -> None:
+    before = tables.TABLES[name]()
+    run = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())
+
+    def slower(value: object) -> object:
+        if isinstance(value, list):
+            return [slower(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        return {
+            k: 1.5 * v if k in ("ms", "ratio") and isinstance(v, float) else slower(v)
+            for k, v in value.items()
+        }
+
+    (tmp_path / f"{file}.json").write_text(json.dumps(slower(run)))
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    after = tables.TABLES[name]()
+    assert len(after.splitlines()) == len(before.splitlines())
+    assert after != before
