@@ -251,9 +251,21 @@ def tensor_parallel() -> str:
     return table((*head, "torch, softmax over ranks", "torch, logits gathered"), rows)
 
 
+def own(*names: str) -> str:
+    """The tables that these runs printed, as one."""
+    rows = []
+    for name in names:
+        rows += json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["table"]
+    columns = [column for column in rows[0] if any(row[column] for row in rows)]
+    return table(columns, ([row[column] for column in columns] for row in rows))
+
+
 def figures_cpu() -> str:
-    kept = json.loads((RESULTS / "figures_cpu.json").read_text(encoding="utf-8"))["table"]
-    return table(kept[0], (row.values() for row in kept))
+    return own("figures_cpu")
+
+
+def losses_h100() -> str:
+    return own("logp_h100", "grpo_loss_h100")
 
 
 def det_gemm() -> str:
@@ -297,6 +309,7 @@ TABLES: dict[str, Callable[[], str]] = {
         forward_peers_h200,
         forward_readme,
         kept_exponentials,
+        losses_h100,
         tensor_parallel,
     )
 }
