@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -268,6 +269,57 @@ def losses_h100() -> str:
     return own("logp_h100", "grpo_loss_h100")
 
 
+def linear_logp_h100() -> str:
+    return own("linear_logp_h100")
+
+
+def segments_h200() -> str:
+    """Two builds in turn, two processes each: the better median of both."""
+    kept = json.loads((RESULTS / "segments_h200.json").read_text(encoding="utf-8"))
+    calls = {call["call"]: call for call in kept["runs"][0]["calls"]}
+    rows = []
+    for call, name in (
+        ("linear 1x4096x128256", "linear_logp 1 x 4096 x 128256"),
+        ("linear 256x4096x128256", "linear_logp 256 x 4096 x 128256"),
+        ("linear 4096x2048x131072", "linear_logp 4096 x 2048 x 131072"),
+        ("linear entropy 4096x4096x128256", "linear_logp 4096 x 4096 x 128256, entropy"),
+        ("linear 4096x2048x32768", "linear_logp 4096 x 2048 x 32768"),
+        ("linear 4096x2048x50257", "linear_logp 4096 x 2048 x 50257"),
+        ("logp 8192x131072 torch.float16", "logp fp16 8192 x 131072"),
+        ("logp entropy 8192x131072 torch.float16", "the same, entropy"),
+        ("logp 8192x131072 torch.float32", "logp fp32 8192 x 131072"),
+        ("logp 8192x151936 torch.bfloat16", "logp bf16 8192 x 151936"),
+        ("logp 128x131072 torch.float16", "logp fp16 128 x 131072"),
+        ("grpo 32x256x131072", "grpo_loss fp16 32 x 256 x 131072, both passes"),
+        ("grpo 32x256x151936", "grpo_loss fp16 32 x 256 x 151936, both passes"),
+    ):
+        times = (f"{min(calls[call][key]):.4g}" for key in ("before_ms", "after_ms"))
+        rows.append((name, *times, f"{calls[call]['ratio']:.2f}"))
+    return table(("call", "before, ms", "after, ms", "ratio"), rows)
+
+
+def stats_h200() -> str:
+    """Two builds in turn, three processes each: medians."""
+    kept = json.loads((RESULTS / "stats_and_ratio_level_h200.json").read_text(encoding="utf-8"))
+
+    def median(build: str, call: str, options: dict[str, bool]) -> str:
+        times = (one[build][f"{call} {options} [ms]"] for one in kept["rounds"])
+        return f"{statistics.median(times):.3f}"
+
+    rows = []
+    for call, name, entropy in (
+        ("linear_logp 4096 2048 131072", "linear_logp 4096 x 2048 x 131072", False),
+        ("linear_logp 4096 2048 131072", "the same, entropy", True),
+        ("linear_logp 4096 896 151936", "linear_logp 4096 x 896 x 151936", False),
+        ("logp 4096x131072", "logp 4096 x 131072", False),
+        ("logp 4096x131072", "the same, entropy", True),
+    ):
+        options = {"return_entropy": True} if entropy else {}
+        both = [median(build, call, options) for build in ("before", "after")]
+        rows.append((name, *both, median("after", call, options | {"return_stats": True})))
+    return table(("call", "before, ms", "after, ms", "with `return_stats`"), rows)
+
+
 def det_gemm() -> str:
     kept = json.loads((RESULTS / "det_gemm_h200.json").read_text(encoding="utf-8"))["times"]
     by_name = {run["what"]: run for run in kept}
@@ -309,7 +361,10 @@ TABLES: dict[str, Callable[[], str]] = {
         forward_peers_h200,
         forward_readme,
         kept_exponentials,
+        linear_logp_h100,
         losses_h100,
+        segments_h200,
+        stats_h200,
         tensor_parallel,
     )
 }

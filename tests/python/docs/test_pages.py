@@ -151,6 +151,30 @@ def test_every_table_is_on_one_page(tables) -> None:
     assert sorted(used) == sorted(tables.TABLES)
 
 
+def by_hand(text: str) -> list[str]:
+    """Runs that the paragraph right above a table names which no function of tables.py has made."""
+    blocks = re.split(r"\n\n+", without_code(text))
+    return [
+        name
+        for above, block in zip(blocks, blocks[1:], strict=False)
+        if block.startswith("|")
+        for name in re.findall(r"(\w+_(?:h100|h200|cpu))\.json", above)
+    ]
+
+
+@by_page
+def test_no_table_of_a_kept_run_is_written_by_hand(page: Path) -> None:
+    # That of ppo_loss has figures of several of its run's parts in one cell.
+    assert {n for n in by_hand(page.read_text()) if not n.startswith("ppo_loss_")} == set()
+
+
+def test_a_table_by_hand_is_seen() -> None:
+    table = "| a |\n|---|\n"
+    assert by_hand(f"Of `logp_h100.json`:\n\n{table}") == ["logp_h100"]
+    made = f"Of `logp_h100.json`:\n\n<!-- table: x -->\n\n{table}\n<!-- end of table -->\n"
+    assert by_hand(made) == []
+
+
 @pytest.mark.parametrize(
     ("file", "name"),
     [
