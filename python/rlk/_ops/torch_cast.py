@@ -58,9 +58,10 @@ def autocast_dtype(matrix: Any) -> torch.dtype | None:
 
 
 def _dtype_of_region(matrix: Any) -> torch.dtype | None:
-    """Autocast's for the matrix's device, None where it is off."""
+    """Autocast's for the matrix's device, None where it is off, or there is none (meta)."""
     kind = matrix.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_on else None
 
 
 def _dtype_of(op: str, given: Any) -> torch.dtype:

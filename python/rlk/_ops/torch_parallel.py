@@ -18,6 +18,7 @@ from rlk._ops.torch_shards import Cut, Rows, Shards
 from rlk.errors import Fault, Unsupported, fail, text
 
 _SEGMENTS = 8  # of a vocabulary
+_MOST_IDS = 2**31 - 1
 
 
 class Spread(NamedTuple):
@@ -59,10 +60,11 @@ def _call(op: str, given: Arguments, spread: Spread) -> Any:
     with agreement.telling():
         core = _core_of(ranks, given, spread, agreement)
         differentiates = _core.needs_autograd(given)
+        casts = given.get("compute_dtype") is not None or _core.is_autocast_enabled()
         if op == "linear_logp" and differentiates:
-            found = torch_logp.linear_logp(given, True, core)
+            found = torch_logp.linear_logp(given, casts, core)
         elif op == "linear_logp":
-            found = core.linear_logp_forward(cast(given))
+            found = core.linear_logp_forward(cast(given) if casts else given)
         elif differentiates:
             found = torch_logp.logp(given, core)
         else:
@@ -119,6 +121,9 @@ def _cut(ranks: Ranks, given: Arguments, spread: Spread) -> Cut:
         vocab = size * count
     elif isinstance(vocab, bool) or not isinstance(vocab, int) or vocab < 1:
         fail(op, "vocab_size", "None or an int from 1 up", text(vocab))
+    if vocab > _MOST_IDS:
+        got = f"{vocab} on {size} ranks"
+        fail(op, "vocab_size" if spread.vocab_size else name, "fewer than 2^31 ids", got)
     segment = -(-vocab // _SEGMENTS)
     node = None
     if _SEGMENTS % size == 0:

@@ -14,6 +14,7 @@ from rlk import _core
 from rlk._ops.common import Arguments
 from rlk._ops.torch_group import Agreement
 from rlk._ops.torch_ranks import Ranks, digest, fact
+from rlk.errors import fail
 
 
 class Cut(NamedTuple):
@@ -164,8 +165,16 @@ class Shards:
         if not self._is_empty:
             return arguments
         matrix = arguments[name]
-        shape = (1, matrix.shape[-1]) if name == "weight" else (*matrix.shape[:-1], 1)
-        return {**arguments, name: matrix.new_zeros(shape), "bias": None}
+        if name == "logits":
+            return {**arguments, name: matrix.new_zeros((*matrix.shape[:-1], 1))}
+        dim = arguments["hidden"].shape[-1]
+        for part, shape in (("weight", (0, dim)), ("bias", (0,)), ("accumulate_into", (0, dim))):
+            got = getattr(arguments[part], "shape", shape)
+            if tuple(got) != shape:
+                expected = f"shape {list(shape)}, as this rank has no ids"
+                fail(self._ranks.op, part, expected, list(got))
+        one = {name: matrix.new_zeros((1, dim)), "bias": None, "accumulate_into": None}
+        return {**arguments, **one}
 
     def _with_all_rows(self, arguments: Arguments) -> Arguments:
         if not self._rows.are_own:

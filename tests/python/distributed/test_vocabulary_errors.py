@@ -90,6 +90,9 @@ def wrong_calls(kind, rank):
         return lambda: rlk.jit.linear_logp(**given)
 
     range_of = {"vocab_range": (rank * own, (rank + 1) * own), "vocab_size": size * own}
+    ids, sums = weight[: VOCAB * (rank == 0)], torch.zeros(5, DIM, device=kind)
+    of_none = {"weight": ids.clone().requires_grad_(), "vocab_size": VOCAB}
+    of_none["vocab_range"] = (VOCAB * (rank != 0), VOCAB)
     outside = target.clone()
     outside[0] = VOCAB
     shared_rows = {"sequence_parallel": True, "hidden": hidden[: ROWS // size]}
@@ -125,6 +128,10 @@ def wrong_calls(kind, rank):
             "a whole weight": call(weight=weight),
             "whole logits": lambda: rlk.jit.logp(hidden @ weight.T, target, group=plain["group"]),
             "a weight of zeros": call(weight=torch.zeros_like(part)),
+            "no ids": call(**of_none, accumulate_into=torch.zeros(ids.shape, device=kind)),
+            "sums of no ids": call({"accumulate_into": sums}, **of_none),
+            "bias of no ids": call({"bias": bias[:5]}, **of_none, bias=bias[: len(ids)]),
+            "dim of no ids": call({"weight": weight[:0, 1:]}, **of_none),
         },
     )
 
@@ -225,6 +232,10 @@ def one_rank_alone(kind, rank):
             "other rows": call(group=mine, vocab_size=VOCAB + 1),
             "other columns": logp(group=group, vocab_size=VOCAB + size),
             "a size of none": call(group=mine, vocab_size=0),
+            "a size of too many": call(group=mine, vocab_range=(0, VOCAB), vocab_size=2**70),
+            "no memory": lambda: rlk.jit.linear_logp(
+                hidden.to("meta"), weight.to("meta"), target.to("meta"), group=group
+            ),
             "a size that is a float": call(group=mine, vocab_size=300.0),
             "parts of another type": call(group=mine, sequence_parallel=1),
             "an adapter": call(group=mine, lora=(hidden[:2], weight[:, :2], 1.0)),
@@ -307,6 +318,10 @@ TOLD = {
     "a whole weight": r"weight: expected this rank's part with group, .* got the same values on",
     "whole logits": r"logits: expected this rank's part with group, of a whole that vocab_size",
     "a weight of zeros": "none",
+    "no ids": "none",
+    "sums of no ids": r"accumulate_into: expected shape \[0, 24\], as this rank has no ids, got",
+    "bias of no ids": r"bias: expected shape \[0\], as this rank has no ids, got \[5\] on rank 1$",
+    "dim of no ids": r"weight: expected shape \[0, 24\], .*, got \[0, 23\] on rank 1$",
 }
 
 
@@ -367,6 +382,8 @@ ALONE = {
     "a range of floats": r"vocab_range: expected \(begin, end\) .*, got \(0\.0, 300\.0\)$",
     "other rows": r"weight: expected 301 rows, ids \[0, 301\) of 301 on rank 0 of 1, got 300$",
     "other columns": r"logp: logits: expected \d+ columns, ids \[\d+, \d+\) of \d+ on rank",
+    "a size of too many": r"vocab_size: expected fewer than 2\^31 ids, got \d+ on 1 ranks$",
+    "no memory": "hidden: expected ",
     "a size of none": "vocab_size: expected None or an int from 1 up, got 0$",
     "a size that is a float": r"vocab_size: expected None or an int from 1 up, got 300\.0$",
     "parts of another type": "sequence_parallel: expected True or False, got 1$",
