@@ -23,7 +23,14 @@ from rlk._ops.torch_logp import (
     logp_gradient,
     logp_operands,
 )
-from rlk._ops.torch_operators import Operator, Rules, differentiable, expect_shape, words_of
+from rlk._ops.torch_operators import (
+    Operator,
+    Rules,
+    differentiable,
+    expect_shape,
+    is_exporting,
+    words_of,
+)
 from rlk.errors import DriverError, Fault, Unsupported, fail
 
 _OPERANDS = ("hidden", "weight", "bias")
@@ -277,6 +284,12 @@ _logp_operator = Operator("logp", "logp", words_of(logp_function), "Tensor[]")
 _logp_operator.is_composite(_logp)
 
 
+@torch.compiler.assume_constant_result
+def _saved_mib() -> int:
+    """The setting, as an argument: torch keeps compiled graphs by the arguments of their calls."""
+    return max(_core.settings()["saved_mib"], 0)
+
+
 def linear_logp(arguments: Arguments) -> tuple[Any, ...]:
     """(log_prob, entropy, lse, *statistics), None for what is not asked for."""
     into = arguments["accumulate_into"]
@@ -285,6 +298,8 @@ def linear_logp(arguments: Arguments) -> tuple[Any, ...]:
         raise Unsupported(Fault("linear_logp", "accumulate_into", expected, "a tensor"))
     if arguments["compute_dtype"] is None:
         arguments = {**arguments, "compute_dtype": autocast_dtype(arguments["hidden"])}
+    if arguments["saved_mib"] is None and not is_exporting():
+        arguments = {**arguments, "saved_mib": _saved_mib()}
     return _unlisted(arguments, _linear_logp_operator(arguments))
 
 

@@ -374,13 +374,14 @@ def ratio_kl(arguments: Arguments) -> of_ratio.RatioKl:
 
 
 # group_advantages, which has no gradient.
-group_advantages = Operator(
-    "group_advantages",
-    "group_advantages",
-    words_of(of_advantages.group_advantages),
-    "Tensor",
+_ADVANTAGES_WORDS = words_of(of_advantages.group_advantages)
+
+_run_advantages = Operator(
+    "_group_advantages_forward", "group_advantages", _ADVANTAGES_WORDS, "Tensor"
 )
-group_advantages.is_kernel(
+_run_advantages.is_kernel(
     of_advantages.forward,
     lambda given: given["rewards"].new_empty(given["rewards"].shape, dtype=torch.float32),
 )
+group_advantages = Operator("group_advantages", "group_advantages", _ADVANTAGES_WORDS, "Tensor")
+group_advantages.is_composite(_run_advantages)

@@ -4,21 +4,56 @@ torch.func see of a call. Other calls take none of this: an operator costs more 
 
 Of each op there is a public operator, with the arguments of the function in `rlk.jit`. It is made
 of private ones: those run the kernels, have a fake implementation each and no derivative.
+
+torch keeps compiled graphs on disk, under keys that say which operators are called by their names
+alone. So private names end in a digest of all that such a graph takes for granted, and calls that
+are compiled go to a private twin of the public operator. Exported programs, which are to be loaded
+by other versions too, have the public name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from rlk._ops.common import Arguments
+from rlk import _core
+from rlk._ops.common import PARAMETERS, Arguments
 from rlk._ops.torch_common import Function, refuse_vmap
 from rlk.errors import fail
 
 _LIBRARY = torch.library.Library("rlk", "FRAGMENT")
+
+
+def _digest() -> str:
+    """Of this version's schemas, and of how its operators call each other."""
+    hashed = hashlib.sha256(repr((_core.__version__, PARAMETERS)).encode())
+    package = Path(__file__).parents[1]
+    for source in sorted((*package.glob("*.py"), *package.glob("_ops/*.py"))):
+        hashed.update(source.read_bytes())
+    return hashed.hexdigest()[:8]
+
+
+_DIGEST = _digest()
+
+
+def _mark_caches() -> None:
+    """Where a call by a public name is compiled, its graph's key gets the digest by the tag that
+    torch adds to every key."""
+    config: Any = torch.compiler.config
+    if torch._guards.TracingContext.try_get() is not None and _DIGEST not in config.cache_key_tag:
+        config.cache_key_tag += f"rlk-{_DIGEST}"
+
+
+@torch.compiler.assume_constant_result
+def is_exporting() -> bool:
+    """torch's own, which is True in torch.compile of torch 2.11 too where that follows it."""
+    return torch.compiler.is_exporting()
+
 
 #: What a parameter of a function is in a schema, by its annotation: its type, and where it may be
 #: of another type the argument that it is then: NAME_tensor, NAME_pair.
@@ -69,17 +104,18 @@ def words_of(function: Callable[..., Any], options: Sequence[tuple[str, str]] = 
 
 class Operator:
     """One operator, called with arguments by name. `op`: whose errors are its, `words`: of its
-    schema, `written`: the tensor that it writes to."""
+    schema, `written`: the tensor that it writes to. A name that begins with _ is private."""
 
     def __init__(
         self, name: str, op: str, words: Sequence[str], returns: str, written: str | None = None
     ) -> None:
         self.op = op
-        self.name = name
         if written is not None:
             words = [word.replace(f"? {written}=", f"(a!)? {written}=") for word in words]
-        _LIBRARY.define(f"{name}({', '.join(words)}) -> {returns}")
-        self.run = getattr(torch.ops.rlk, name).default
+        self.name = f"_{name.removeprefix('_')}_{_DIGEST}"
+        self.run = self._define(self.name, words, returns)
+        self.public_name = None if name.startswith("_") else name
+        self.exported = self._define(self.public_name, words, returns) if self.public_name else None
         of_schema = self.run._schema.arguments
         self.names = tuple(argument.name for argument in of_schema)
         self.defaults = {a.name: a.default_value for a in of_schema if a.has_default_value()}
@@ -96,6 +132,11 @@ class Operator:
             and not argument.name.endswith("_pair")
         )
 
+    @staticmethod
+    def _define(name: str, words: Sequence[str], returns: str) -> Any:
+        _LIBRARY.define(f"{name}({', '.join(words)}) -> {returns}")
+        return getattr(torch.ops.rlk, name).default
+
     def __call__(self, arguments: Arguments) -> Any:
         given = {name: value for name, value in arguments.items() if name in self.names}
         for name, (other, kind) in self.others.items():
@@ -109,6 +150,8 @@ class Operator:
         for name in ("out_dtype", "compute_dtype"):
             if isinstance(given.get(name), torch.dtype):
                 given[name] = str(given[name]).removeprefix("torch.")
+        if self.exported is not None and is_exporting():
+            return self.exported(**given)
         return self.run(**given)
 
     def arguments(self, args: Sequence[Any], kwargs: Arguments) -> Arguments:
@@ -151,9 +194,14 @@ class Operator:
         def composite(*args: Any, **kwargs: Any) -> Any:
             return call(self.arguments(args, kwargs))
 
-        _LIBRARY.impl(self.name, composite, "CompositeImplicitAutograd")
-        # Before a transform of torch.func takes it apart: autograd.Function asks for it whole.
-        _LIBRARY.impl(self.name, composite, "FuncTorchDynamicLayerFrontMode")
+        def by_public_name(*args: Any, **kwargs: Any) -> Any:
+            _mark_caches()
+            return composite(*args, **kwargs)
+
+        for name, run in ((self.name, composite), (self.public_name, by_public_name)):
+            _LIBRARY.impl(name, run, "CompositeImplicitAutograd")
+            # Before a transform of torch.func takes it apart: autograd.Function asks for it whole.
+            _LIBRARY.impl(name, run, "FuncTorchDynamicLayerFrontMode")
 
 
 class Rules(NamedTuple):
