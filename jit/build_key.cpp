@@ -16,6 +16,9 @@ namespace {
 // Raise when host and kernel disagree with older artifacts: argument structs, entry points, steps.
 constexpr std::string_view k_abi_version = "1";
 
+// Raise when other things are done to PTX once it is compiled.
+constexpr std::string_view k_ptx_form = "2";
+
 // The options that decide the code, in order. The CPU's compiler has none: all is in its identity.
 std::vector<std::string> options_of(const Specialization& spec) {
   if (backend(spec.target) == Backend::cpu) return {};
@@ -61,6 +64,7 @@ cache::Key build_key(const Specialization& spec) {
   key.field("template", source_of(spec).digest);
   key.field("specialization", spec.text());
   key.field("target", name(spec.target));
+  if (spec.target == Target::compute_80) key.field("ptx", k_ptx_form);
   for (const auto& option : options_of(spec)) key.field("option", option);
   return key.finish();
 }

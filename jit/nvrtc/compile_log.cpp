@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads ptxas's report and rewrites one line of PTX.
+// Reads ptxas's report and rewrites PTX.
 #include "jit/nvrtc/compile_log.hpp"
 
 #include <algorithm>
@@ -36,27 +36,29 @@ bool serializes_wgmma(std::string_view log) {
   return log.find("wgmma.mma_async instructions are serialized") != log.npos;
 }
 
-bool set_ptx_version(std::vector<std::byte>& ptx) {
+bool pack_ptx(std::vector<std::byte>& ptx) {
   const std::string_view text(reinterpret_cast<const char*>(ptx.data()), ptx.size());
-  constexpr std::string_view directive = "\n.version ";
-  const auto at = text.find(directive);
-  if (at == text.npos) return false;
-  const auto begin = at + directive.size();
-  const auto end = text.find('\n', begin);
-  if (end == text.npos) return false;
-  std::string changed(text.substr(0, begin));
-  changed += "7.4";
-  // A hint about loads that 7.4 has no word for, a line of its own.
+  // A hint about loads that 7.4 has no word for.
   constexpr std::string_view hint = ".pragma \"used_bytes_mask";
-  for (auto line = end; line != text.npos;) {
-    const auto next = text.find('\n', line + 1);
-    const auto content = text.substr(line, next == text.npos ? text.npos : next - line);
-    const auto first = content.find_first_not_of("\n\t ");
-    if (first == text.npos || !content.substr(first).starts_with(hint)) changed += content;
-    line = next;
+  std::string packed;
+  packed.reserve(text.size());
+  bool has_version = false;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto end = std::min(text.find('\n', at), text.size());
+    auto line = text.substr(at, end - at);
+    at = end + 1;
+    line.remove_prefix(std::min(line.find_first_not_of("\t "), line.size()));
+    if (line.empty() || line.starts_with("//") || line.starts_with(hint)) continue;
+    if (line.starts_with(".version ")) {
+      has_version = true;
+      line = ".version 7.4";
+    }
+    packed += line;
+    if (end < text.size()) packed += '\n';
   }
-  const auto* bytes = reinterpret_cast<const std::byte*>(changed.data());
-  ptx.assign(bytes, bytes + changed.size());
+  if (!has_version) return false;
+  const auto* bytes = reinterpret_cast<const std::byte*>(packed.data());
+  ptx.assign(bytes, bytes + packed.size());
   return true;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is read from the compiler's texts: spills from the log, the version of PTX.
+// What is read from the compiler's texts, and how PTX is stored.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,9 @@ std::int64_t spilled_bytes(std::string_view log);
 bool serializes_wgmma(std::string_view log);
 
 // Sets PTX's `.version` line to 7.4, so that older drivers take it, and takes out the one hint that
-// 7.4 has no word for. False if there is no such line.
-bool set_ptx_version(std::vector<std::byte>& ptx);
+// 7.4 has no word for, besides comments, empty lines and indentation, a fifth of the text. False if
+// there is no such line.
+bool pack_ptx(std::vector<std::byte>& ptx);
 
 // Whether PTX defines a kernel of that name.
 bool ptx_has_entry(std::string_view ptx, std::string_view name);

@@ -105,7 +105,7 @@ void read_stats(const CompileRequest& request, const std::vector<CubinKernel>& k
 }
 
 void finish_ptx(const CompileRequest& request, std::vector<std::byte>& ptx) {
-  if (!set_ptx_version(ptx)) {
+  if (!pack_ptx(ptx)) {
     throw CompileError("{}: PTX: expected a .version line, found none", request.name);
   }
   const std::string_view text(reinterpret_cast<const char*>(ptx.data()), ptx.size());

@@ -42,28 +42,30 @@ TEST(CompileLogTest, ALogWithoutSpillsSaysNothing) {
   EXPECT_EQ(spilled_bytes("99999999999999999999999 bytes spill stores"), -1);
 }
 
-TEST(CompileLogTest, OnlyTheVersionLineChanges) {
-  auto ptx = bytes("//\n// release 13.0\n\n.version 9.0\n.target sm_80\n\0");
-  EXPECT_TRUE(set_ptx_version(ptx));
-  EXPECT_EQ(text(ptx), "//\n// release 13.0\n\n.version 7.4\n.target sm_80\n\0");
+TEST(CompileLogTest, PtxGetsItsVersionAndLosesWhatSaysNothing) {
+  auto ptx = bytes(
+      "//\n// release 13.0\n\n.version 9.0\n.target sm_80\n\n\t// begin inline asm\n"
+      "\tneg.f32 \t%f1, %f2;\n\t// end inline asm\n \n}\n");
+  EXPECT_TRUE(pack_ptx(ptx));
+  EXPECT_EQ(text(ptx), ".version 7.4\n.target sm_80\nneg.f32 \t%f1, %f2;\n}\n");
   const std::string_view with_zero("//\n.version 8.8\n.x\0", 19);
   ptx = bytes(with_zero);
-  EXPECT_TRUE(set_ptx_version(ptx));
-  EXPECT_EQ(text(ptx), std::string("//\n.version 7.4\n.x\0", 19));
+  EXPECT_TRUE(pack_ptx(ptx));
+  EXPECT_EQ(text(ptx), std::string(".version 7.4\n.x\0", 16));
 }
 
 TEST(CompileLogTest, AHintOfLaterVersionsIsTakenOut) {
   auto ptx = bytes(
       "//\n.version 8.8\n\t.pragma \"nounroll\";\n\t.pragma \"used_bytes_mask 0xff\";\n"
       "\tld.v2.u64 {%r1, %r2}, [%r3];\n.pragma \"used_bytes_mask 15\";");
-  EXPECT_TRUE(set_ptx_version(ptx));
-  EXPECT_EQ(text(ptx), "//\n.version 7.4\n\t.pragma \"nounroll\";\n\tld.v2.u64 {%r1, %r2}, [%r3];");
+  EXPECT_TRUE(pack_ptx(ptx));
+  EXPECT_EQ(text(ptx), ".version 7.4\n.pragma \"nounroll\";\nld.v2.u64 {%r1, %r2}, [%r3];\n");
 }
 
 TEST(CompileLogTest, WithoutAVersionLineNothingChanges) {
-  for (const auto* given : {"", "no.version 8.8\n", "\n.version 8.8"}) {
+  for (const auto* given : {"", "no.version 8.8\n", "//.version 8.8\n"}) {
     auto ptx = bytes(given);
-    EXPECT_FALSE(set_ptx_version(ptx)) << given;
+    EXPECT_FALSE(pack_ptx(ptx)) << given;
     EXPECT_EQ(text(ptx), given);
   }
 }

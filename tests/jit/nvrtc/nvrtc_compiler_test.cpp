@@ -175,7 +175,7 @@ TEST_F(NvrtcCompilerTest, PtxIsOfVersion74AndEndsInZero) {
   NvrtcCompiler compiler(options());
   const auto compiled = compiler.compile(request(Target::compute_80));
   const std::string text(reinterpret_cast<const char*>(compiled.code.data()), compiled.code.size());
-  EXPECT_EQ(text, std::string("//\n.version 7.4\n.target sm_80\n.visible .entry rlk_a(\n") + '\0');
+  EXPECT_EQ(text, std::string(".version 7.4\n.target sm_80\n.visible .entry rlk_a(\n") + '\0');
   EXPECT_EQ(compiled.stats.registers, -1);
   EXPECT_EQ(compiled.stats.spilled_bytes, -1);
 }
