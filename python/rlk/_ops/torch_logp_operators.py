@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -284,10 +284,10 @@ _logp_operator = Operator("logp", "logp", words_of(logp_function), "Tensor[]")
 _logp_operator.is_composite(_logp)
 
 
-@torch.compiler.assume_constant_result
-def _saved_mib() -> int:
-    """The setting, as an argument: torch keeps compiled graphs by the arguments of their calls."""
-    return max(_core.settings()["saved_mib"], 0)
+#: The setting, as an argument: torch keeps compiled graphs by the arguments of their calls.
+_saved_mib: Callable[[], int] = torch.compiler.assume_constant_result(
+    lambda: max(_core.settings()["saved_mib"], 0)
+)
 
 
 def linear_logp(arguments: Arguments) -> tuple[Any, ...]:

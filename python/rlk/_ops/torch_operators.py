@@ -49,10 +49,10 @@ def _mark_caches() -> None:
         config.cache_key_tag += f"rlk-{_DIGEST}"
 
 
-@torch.compiler.assume_constant_result
-def is_exporting() -> bool:
-    """torch's own, which is True in torch.compile of torch 2.11 too where that follows it."""
-    return torch.compiler.is_exporting()
+#: torch's own, which torch.compile of torch 2.11 takes for True where it follows it.
+is_exporting: Callable[[], bool] = torch.compiler.assume_constant_result(
+    lambda: torch.compiler.is_exporting()
+)
 
 
 #: What a parameter of a function is in a schema, by its annotation: its type, and where it may be
