@@ -215,6 +215,7 @@ def profile(shape: tuple[int, int, int]) -> None:
     rows = shape[2] // ranks
     part = weight[rank * rows : (rank + 1) * rows].clone()
     own_target = target % rows
+    parts = [torch.zeros(n, 3, shape[0], device="cuda") for n in (1, ranks)]  # as it exchanges
     if rank == 0:
         print("{}x{}x{} on {}".format(*shape, ranks), flush=True)
     with torch.no_grad():
@@ -223,6 +224,7 @@ def profile(shape: tuple[int, int, int]) -> None:
                 "whole weight": lambda: jit.linear_logp(hidden, weight, target),
                 "part alone": lambda: jit.linear_logp(hidden, part, own_target),
                 "over ranks": lambda: rlk(hidden, part, target),
+                "its all-gather": lambda: dist.all_gather_into_tensor(parts[1], parts[0]),
             }
         )
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -104,7 +105,7 @@ def by_place(kernels: Sequence[Kernel]) -> list[tuple[str, float, float]]:
     the calls after the first."""
     count, rest = divmod(len(kernels), TRACED)
     if rest:  # not as many in each call: the last ones as they are
-        pairs = zip(kernels[-12:-1], kernels[-11:], strict=True)
+        pairs = itertools.pairwise(kernels[-12:])
         return [(after[0], after[2], after[1] - sum(before[1:])) for before, after in pairs]
     found = []
     for place in range(count):
@@ -118,46 +119,51 @@ def by_place(kernels: Sequence[Kernel]) -> list[tuple[str, float, float]]:
 
 def profile(calls: dict[str, Call]) -> None:
     """Prints what each rank's device does in these calls, which all ranks make."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     for call in calls.values():
         for _ in range(3):
             call()
+    alone, call_alone = next(iter(calls.items()))  # as a figure of one GPU, while the others idle
+    others = {f"{alone}, rank 0 alone": call_alone if rank == 0 else lambda: None}
     own: dict[str, Any] = {}
-    for name, call in calls.items():
-        columns = {}
+    for name, call in (calls | others).items():
+        own[name] = {}
         for column, held, count in WAYS:
             samples = [(*burst(call, count, held), megahertz()) for _ in range(ROUNDS)]
-            columns[column] = [statistics.median(values) for values in zip(*samples, strict=True)]
-        own[name] = columns
-    if ranks > 1:  # as a figure of one GPU, while the others idle
-        name, call = next(iter(calls.items()))
-        columns = {}
-        for column, held, count in WAYS:
-            idle = call if rank == 0 else lambda: None
-            samples = [(*burst(idle, count, held), megahertz()) for _ in range(ROUNDS)]
-            columns[column] = [statistics.median(values) for values in zip(*samples, strict=True)]
-        own[f"{name}, rank 0 alone"] = columns
-    traced(next(iter(calls.values())))  # the profiler's own first time
-    kernels = {name: by_place(traced(call)) for name, call in calls.items()}
-    of_ranks: list[Any] = [None] * ranks
-    dist.all_gather_object(of_ranks, (own, kernels))
-    if rank == 0:
-        show(of_ranks)
+            own[name][column] = [statistics.median(of) for of in zip(*samples, strict=True)]
+    show_times(of_all(own))
+    traced(call_alone)  # the profiler's own first time
+    show_kernels(of_all({name: by_place(traced(call)) for name, call in calls.items()}))
 
 
-def show(of_ranks: Sequence[Any]) -> None:
+def of_all(own: Any) -> list[Any]:
+    """What each rank has, by rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
+
+
+def show_times(of_ranks: Sequence[Any]) -> None:
     rows = []
-    for rank, (times, _) in enumerate(of_ranks):
+    for rank, times in enumerate(of_ranks):
         for name, columns in times.items():
             if rank == 0 or "rank 0 alone" not in name:
                 cells = [f"{ms:.3f} {mhz:.0f}" for ms, _, mhz in columns.values()]
                 rows.append([name, rank, *cells, f"{columns['16'][1]:.0f}"])
     titles = [f"ms MHz: {column}" for column, *_ in WAYS]
-    harness.print_table("A call, by calls in a row", ["call", "rank", *titles, "host us"], rows)
-    rows = []
-    for rank, (_, kernels) in enumerate(of_ranks):
+    show("A call, by calls in a row", ["call", "rank", *titles, "host us"], rows)
+
+
+def show_kernels(of_ranks: Sequence[Any]) -> None:
+    rows: list[list[Any]] = []
+    for rank, kernels in enumerate(of_ranks):
         for name, places in kernels.items():
             rows += [[name, rank, kernel[:48], us, gap] for kernel, us, gap in places]
             total = sum(us for _, us, _ in places), sum(gap for *_, gap in places)
             rows.append([name, rank, "all", *total])
-    harness.print_table("Kernels of a call", ["call", "rank", "kernel", "us", "gap before"], rows)
+    show("Kernels of a call", ["call", "rank", "kernel", "us", "gap before"], rows)
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    if dist.get_rank() == 0:
+        harness.print_table(title, columns, rows)
