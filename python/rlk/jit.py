@@ -19,12 +19,15 @@ from rlk._ops.det_gemm import DetGemmGrads, det_gemm, det_gemm_backward, linear
 from rlk._ops.explain import explain
 from rlk._ops.group_advantages import group_advantages
 from rlk._ops.grpo_loss import GrpoLoss, grpo_loss, grpo_loss_backward
+from rlk._ops.linear_cross_entropy import linear_cross_entropy
+from rlk._ops.linear_grpo_loss import linear_grpo_loss
 from rlk._ops.linear_logp import (
     LinearLogpGrads,
     linear_logp,
     linear_logp_backward,
     make_lora_room,
 )
+from rlk._ops.linear_ppo_loss import linear_ppo_loss
 from rlk._ops.logp import logp, logp_backward
 from rlk._ops.ppo_loss import PpoLoss, PpoLossGrads, ppo_loss, ppo_loss_backward
 from rlk._ops.ratio_kl import RatioKl, ratio_kl, ratio_kl_backward
@@ -54,8 +57,11 @@ __all__ = [
     "grpo_loss",
     "grpo_loss_backward",
     "linear",
+    "linear_cross_entropy",
+    "linear_grpo_loss",
     "linear_logp",
     "linear_logp_backward",
+    "linear_ppo_loss",
     "logp",
     "logp_backward",
     "make_lora_room",

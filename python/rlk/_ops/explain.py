@@ -6,11 +6,33 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from rlk._ops import det_gemm, group_advantages, grpo_loss, linear_logp, logp, ppo_loss, ratio_kl
+from rlk._ops import (
+    det_gemm,
+    group_advantages,
+    grpo_loss,
+    linear_cross_entropy,
+    linear_grpo_loss,
+    linear_logp,
+    linear_ppo_loss,
+    logp,
+    ppo_loss,
+    ratio_kl,
+)
 from rlk._ops.common import SPREAD, Explanation, is_sharded, no_option, over_ranks
 from rlk.errors import fail, text
 
-_MODULES = (linear_logp, logp, ratio_kl, grpo_loss, ppo_loss, group_advantages, det_gemm)
+_MODULES = (
+    linear_logp,
+    logp,
+    ratio_kl,
+    grpo_loss,
+    ppo_loss,
+    group_advantages,
+    det_gemm,
+    linear_ppo_loss,
+    linear_grpo_loss,
+    linear_cross_entropy,
+)
 #: What each public function would run, by its arguments.
 _EXPLAINED = {
     getattr(module, name): module.explain
@@ -27,8 +49,9 @@ def explain(op: Any, /, *arguments: Any, backward: bool = False, **options: Any)
 
     Args:
         op: `linear_logp`, `logp`, `ratio_kl`, `grpo_loss`, `ppo_loss`, `group_advantages`,
-            `det_gemm` or `linear`. Of
-            the ops that are made of others, what reads the policy's logits is explained.
+            `linear_ppo_loss`, `linear_grpo_loss`, `linear_cross_entropy`, `det_gemm` or `linear`.
+            Of the ops that are made of others, what makes or reads the policy's logits is
+            explained.
         arguments, options: as that op takes them.
         backward: explain the backward in place of the forward: that of all outputs asked for.
 
@@ -56,5 +79,6 @@ def explain(op: Any, /, *arguments: Any, backward: bool = False, **options: Any)
         spread = [given.pop(name, False) for name in SPREAD]
         matrix = given["weight" if "weight" in given else "logits"]
         if any(spread) or spread[0] is not None or is_sharded(matrix):
-            return Explanation(*over_ranks(False).explain(op.__name__, found, given, *spread))
+            of = "linear_logp" if "weight" in given else "logp"
+            return Explanation(*over_ranks(False).explain(of, found, given, *spread))
     return Explanation(*found(given))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,33 +217,47 @@ class Call(NamedTuple):
     loss: ppo_loss.Call  # what the parts before it make is to come
 
 
+def check_options(
+    op: str, options: Arguments, known: frozenset[str], names: Mapping[str, str]
+) -> None:
+    """`names`: what arguments of ppo_loss are called in `op`, which is made of it."""
+    for name in options:
+        if name not in known:
+            here = ELSEWHERE.get(name)
+            if name not in ("log_probs", "advantages"):  # made there
+                here = names.get(here or name, here)
+            raise no_option(op, name, here)
+
+
+def loss_options(
+    op: str, given: Arguments, names: Mapping[str, str]
+) -> tuple[Arguments, Mapping[str, str]]:
+    """The options of ppo_loss but for the reference and the entropy; the names of those that
+    clip_eps stands for."""
+    options, beta, clip_eps = given["options"], given["beta"], given["clip_eps"]
+    check_options(op, options, OPTIONS, names)
+    if beta is None:
+        fail(op, "beta", "a number (0: no KL term)", "None")
+    clips = {name: clip_eps for name in CLIPS if options.get(name) is None and clip_eps is not None}
+    groups = {name: given[name] for name in ("samples_per_prompt", "group_boundaries")}
+    made = {"dialect": given["dialect"], "kl_coef": beta, **groups}
+    return {**made, **options, **clips}, dict.fromkeys(clips, "clip_eps")
+
+
 def make_call(given: Arguments, ranks: Any = None) -> Call:
     """`ranks`: as in ppo_loss.make_call."""
-    options = given["options"]
-    for name in options:
-        if name not in OPTIONS:
-            here = ELSEWHERE.get(name)
-            if name not in ("log_probs", "advantages"):  # made here, of action_ids and rewards
-                here = NAMES.get(here or name, here)
-            raise no_option("grpo_loss", name, here)
-    beta, clip_eps, rewards = given["beta"], given["clip_eps"], given["rewards"]
-    ref_logits, ref_logps = given["ref_logits"], given["ref_logps"]
-    if beta is None:
-        fail("grpo_loss", "beta", "a number (0: no KL term)", "None")
+    rewards, ref_logits, ref_logps = given["rewards"], given["ref_logits"], given["ref_logps"]
+    options, clips = loss_options("grpo_loss", given, NAMES)
     if ref_logits is not None and ref_logps is not None:
         fail("grpo_loss", "ref_logits", "it or {ref_logps}", "both")
     (count, *_) = shape_of(rewards) or (0,)
     boundaries = host_boundaries("grpo_loss", given["group_boundaries"], count, rewards)
-    clips = {name: clip_eps for name in CLIPS if options.get(name) is None and clip_eps is not None}
     # Of the reference only its absence is told here.
-    names = {**NAMES, "ref_log_probs": "ref_logits or ref_logps"}
-    with renamed("grpo_loss", {**names, **dict.fromkeys(clips, "clip_eps")}):
+    names = {**NAMES, "ref_log_probs": "ref_logits or ref_logps", **clips}
+    with renamed("grpo_loss", names):
         made = {
-            "dialect": given["dialect"],
-            "kl_coef": beta,
             "ref_log_probs": ref_logits if ref_logps is None else ref_logps,
             "entropy": given["policy_logits"],
-            "samples_per_prompt": given["samples_per_prompt"],
             "group_boundaries": boundaries,
         }
         loss = ppo_loss.make_call(
@@ -250,7 +265,7 @@ def make_call(given: Arguments, ranks: Any = None) -> Call:
                 **dict.fromkeys(ppo_loss.INPUTS),
                 "old_log_probs": given["old_logps"],
                 "stream": given["stream"],
-                "options": {**made, **options, **clips},
+                "options": {**options, **made},
             },
             ranks,
         )
@@ -283,10 +298,12 @@ def _differs(tensor: Tensor, value: int) -> Any:
     """tensor != value, which a DLPack producer need not know."""
     if isinstance(tensor, np.ndarray):
         return np.asarray(tensor != value)
-    torch = _core.ready_torch()
-    if torch is None:
-        return np.from_dlpack(tensor) != value
-    found = tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
+    found = tensor
+    if not hasattr(tensor, "long"):  # not torch's, which may be followed by its compiler
+        torch = _core.ready_torch()
+        if torch is None:
+            return np.from_dlpack(tensor) != value
+        found = torch.from_dlpack(tensor)
     return (found if value == 0 else found.long()) != value  # -100 is no uint8
 
 
@@ -321,7 +338,8 @@ def _forward(
             )
     active = active_tokens(ids, call.logp["mask"], call.logp["ignore_index"])
     tokens = ids if log_probs is None else log_probs
-    expect_one_per_sequence(call.rewards, tuple(tokens.shape), call.loss.arguments["cu_seqlens"])
+    starts = call.loss.arguments["cu_seqlens"]
+    expect_one_per_sequence("grpo_loss", call.rewards, tuple(tokens.shape), starts)
     with renamed("grpo_loss", NAMES, on_cuda):
         advantages = group_advantages(call.rewards, **call.groups)
     ref_log_probs = call.loss.arguments["ref_log_probs"]
@@ -332,7 +350,7 @@ def _forward(
     arguments = {
         **call.loss.arguments,
         "log_probs": log_probs,
-        "advantages": _column(advantages),
+        "advantages": column(advantages),
         "loss_mask": active,
         "ref_log_probs": ref_log_probs,
         "entropy": entropy,
@@ -355,7 +373,7 @@ def _forward(
     return value, floats, saved, made
 
 
-def _column(advantages: Tensor) -> Tensor:
+def column(advantages: Tensor) -> Tensor:
     """[B, 1]: of as many packed tokens, [B] would be one a token."""
     if isinstance(advantages, _core.Array):
         torch = _core.ready_torch()
@@ -365,7 +383,9 @@ def _column(advantages: Tensor) -> Tensor:
     return advantages.reshape(-1, 1)
 
 
-def expect_one_per_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: Tensor) -> None:
+def expect_one_per_sequence(
+    op: str, rewards: Tensor, tokens: tuple[int, ...], cu_seqlens: Tensor
+) -> None:
     """ppo_loss would take advantages of the tokens' shape for theirs."""
     starts = shape_of(cu_seqlens)
     if cu_seqlens is not None and (starts is None or len(starts) != 1 or not starts[0]):
@@ -373,7 +393,7 @@ def expect_one_per_sequence(rewards: Tensor, tokens: tuple[int, ...], cu_seqlens
     count = tokens[0] if len(tokens) == 2 else 1 if starts is None else starts[0] - 1
     got = shape_of(rewards)
     if got is not None and got != (count,):
-        fail("grpo_loss", "rewards", f"shape [{count}] (one per sequence)", list(got))
+        fail(op, "rewards", f"shape [{count}] (one per sequence)", list(got))
 
 
 def result(loss: Tensor, floats: Tensor) -> GrpoLoss:

@@ -144,7 +144,7 @@ def linear_logp(
         "stream": stream,
     }
     if accumulate_into is not None:
-        given["accumulate_into"] = _accumulator(weight, accumulate_into)
+        given["accumulate_into"] = accumulator(weight, accumulate_into)
     compiles = is_compiling()
     if (
         group is not None
@@ -204,7 +204,7 @@ def make_lora_room(weight: Tensor, rank: int) -> None:
     torch_lora.make_room(weight, rank)
 
 
-def _accumulator(weight: Any, given: Any) -> Any:
+def accumulator(weight: Any, given: Any) -> Any:
     """The tensor that weight's gradient is added to."""
     if not hasattr(weight, "requires_grad"):
         expected = "None without autograd (linear_logp_backward takes it)"
@@ -296,7 +296,7 @@ def explain(arguments: Arguments, core: Any = _core) -> Any:
     """What `explain` says; `core`: as of autograd."""
     into = arguments["accumulate_into"]
     if into is not None:
-        arguments["accumulate_into"] = _accumulator(arguments["weight"], into)
+        arguments["accumulate_into"] = accumulator(arguments["weight"], into)
     arguments = cast(arguments)
     if arguments["lora"] is not None:
         from rlk._ops import torch_lora

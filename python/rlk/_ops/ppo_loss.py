@@ -122,13 +122,7 @@ def ppo_loss(
         from rlk._ops import torch_loss_operators
 
         return torch_loss_operators.ppo_loss(arguments)
-    call = told("ppo_loss", make_call, arguments)
-    if _core.needs_autograd(call.arguments):
-        from rlk._ops import torch_ppo_loss
-
-        return torch_ppo_loss.ppo_loss(call)
-    loss, *written, _, _ = forward(call, False, False)
-    return PpoLoss(loss, make_metrics(*written))
+    return run(told("ppo_loss", make_call, arguments))
 
 
 def ppo_loss_backward(
@@ -234,6 +228,16 @@ def make_call(arguments: Arguments, ranks: Any = None) -> Call:
 
         check_counts(ranks, given)
     return Call(arguments, resolved, ranks)
+
+
+def run(call: Call) -> PpoLoss:
+    """The loss, with autograd where log_probs or entropy need a gradient."""
+    if _core.needs_autograd(call.arguments):
+        from rlk._ops import torch_ppo_loss
+
+        return torch_ppo_loss.ppo_loss(call)
+    loss, *written, _, _ = forward(call, False, False)
+    return PpoLoss(loss, make_metrics(*written))
 
 
 def forward(call: Call, needs_grad: bool, needs_entropy: bool) -> tuple[Any, ...]:

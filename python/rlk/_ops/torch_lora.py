@@ -217,7 +217,8 @@ def _by_parts(
     if has_none or kind in _keep_none:
         return None
     lead = rows.shape[:-1]
-    flat = dict(arguments, hidden=rows.reshape(-1, columns.width))
+    # Here is none of an entropy, whatever the call said.
+    flat = dict(arguments, hidden=rows.reshape(-1, columns.width), entropy_grad=False)
     if bias is not None:
         flat["bias"] = bias.float()
     tail = slice(columns.dim, columns.width)

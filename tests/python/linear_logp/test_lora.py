@@ -169,6 +169,17 @@ def test_many_rows_in_parts(monkeypatch, dtype):
         assert same_bits(found[0]["hidden"].grad, found[1]["hidden"].grad)
 
 
+def test_an_entropy_that_was_said_to_have_a_gradient_and_has_none():
+    """What entropy_grad says is of the call, not of the forwards that its backward makes."""
+    found = []
+    for said in (False, True):
+        given, upstream = operands()
+        out = call(given, return_entropy=True, entropy_grad=said)
+        (out.log_prob * upstream).sum().backward()
+        found.append([given[name].grad for name in NAMES])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_a_row_has_its_bits_in_every_batch():
     given, _ = operands("bfloat16", needs=())
     whole = call(given)
