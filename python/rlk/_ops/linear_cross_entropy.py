@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ def linear_cross_entropy(
     global_tokens: int | Tensor | None = None,
     loss_group: Any = None,
     saved_mib: int | None = None,
+    workspace_mib: int | None = None,
     accumulate_into: Tensor | str | None = None,
     lora: tuple[Tensor, Tensor, float] | None = None,
     compute_dtype: Any = None,
@@ -79,6 +81,7 @@ def linear_cross_entropy(
             int64 tensor of one element on hidden's device.
         loss_group: the ranks that hold the batch, as in `ppo_loss`: the loss is that of all of
             them. Not with global_tokens.
+        workspace_mib: as in `linear_ppo_loss`.
         saved_mib, accumulate_into, lora, compute_dtype, group, vocab_range, vocab_size,
             sequence_parallel: as in `linear_logp`.
         grad_scale: a number, or a tensor of no axis on hidden's device: multiplies the gradients,
@@ -115,6 +118,7 @@ def linear_cross_entropy(
         "global_tokens": global_tokens,
         "loss_group": loss_group,
         "saved_mib": saved_mib,
+        "workspace_mib": workspace_mib,
         "accumulate_into": accumulate_into,
         "lora": lora,
         "compute_dtype": compute_dtype,
@@ -126,35 +130,47 @@ def linear_cross_entropy(
         "stream": stream,
         "options": {"loss_group": loss_group},
     }
-    made = _scores(given) if is_compiling() else ppo_loss.told(_OP, _scores, given)
-    call, scores, active = made
-    loss = -scores if reduction == "none" else _reduced(given, scores, active)
+    return _loss(given) if is_compiling() else ppo_loss.told(_OP, _loss, given)
+
+
+def _loss(given: Arguments, ranks: Any = None) -> Tensor:
+    smoothing, lse_scale = _check(given)
+    call = linear_loss.make_call(_OP, NAMES, given, {"options": {}}, ranks)
+    reduces = given["reduction"] != "none"
+    if reduces and smoothing == 0 and not is_compiling() and _core.needs_autograd(call.logp):
+        from rlk._ops import torch_linear_chunks
+
+        found = torch_linear_chunks.cross_entropy(
+            call, _sum_options(given), lse_scale, lambda: _active(given)
+        )
+        if found is not None:
+            return found
+    scores = _scores(given, call, smoothing, lse_scale)
+    loss = _reduced(given, scores) if reduces else -scores
     return linear_loss.scaled(loss, call.grad_scale)
 
 
-def _scores(
-    given: Arguments, ranks: Any = None
-) -> tuple[linear_loss.Call, Tensor, Tensor | None]:
-    """Each token's loss with the other sign, and which tokens count."""
-    smoothing, lse_scale = _check(given)
-    call = linear_loss.make_call(_OP, NAMES, given, {"options": {}})
-    has_more = smoothing != 0 or lse_scale != 0
-    asked = {"return_lse": has_more, "return_stats": smoothing != 0}
-    found = linear_loss.log_probs(call, asked)
-    active = active_tokens(given["target"], given["mask"], given["ignore_index"])
-    if not has_more:
-        return call, found, active
+def _active(given: Arguments) -> Tensor | None:
+    """Which tokens count, None: all."""
+    return active_tokens(given["target"], given["mask"], given["ignore_index"])
+
+
+def _scores(given: Arguments, call: linear_loss.Call, smoothing: float, lse_scale: float) -> Tensor:
+    """Each token's loss with the other sign."""
+    if smoothing == lse_scale == 0:
+        return linear_loss.log_probs(call, {})
+    found = linear_loss.log_probs(call, {"return_lse": True, "return_stats": smoothing != 0})
     scores, lse = found.log_prob, found.lse
     if smoothing != 0:
         mean = found.stats.mean_logit
         if hasattr(mean, "requires_grad"):
             from rlk._ops import torch_linear_loss
 
-            mean = torch_linear_loss.mean_logit(given, mean, active)
+            mean = torch_linear_loss.mean_logit(given, mean, _active(given))
         scores = scores * (1 - smoothing) - (lse - mean) * smoothing
     if lse_scale != 0:
         scores = scores - lse * lse * lse_scale
-    return call, scores, active
+    return scores
 
 
 def _check(given: Arguments) -> tuple[float, float]:
@@ -184,9 +200,19 @@ def _check(given: Arguments) -> tuple[float, float]:
     return smoothing, lse_scale
 
 
-def _reduced(given: Arguments, scores: Tensor, active: Tensor | None) -> Tensor:
-    """The sum or mean: gpg's loss of advantages of 1."""
-    shape = tuple(scores.shape) if len(scores.shape) == 2 else (1, -1)
+def _sum_options(given: Arguments) -> Arguments:
+    """The sum or mean as ppo_loss's: gpg's loss of advantages of 1."""
+    options: Arguments = {"policy_loss": "gpg", "loss_reduction": REDUCTIONS[given["reduction"]]}
+    return options | {name: given[name] for name in ("global_tokens", "loss_group")}
+
+
+def tokens_shape(shape: Any) -> tuple[int, ...]:
+    """As ppo_loss takes tokens."""
+    return tuple(shape) if len(shape) == 2 else (1, prod(shape))
+
+
+def _reduced(given: Arguments, scores: Tensor) -> Tensor:
+    active, shape = _active(given), tokens_shape(scores.shape)
     scores = scores.reshape(shape)
     if active is not None:
         active = active.reshape(shape)
@@ -194,8 +220,7 @@ def _reduced(given: Arguments, scores: Tensor, active: Tensor | None) -> Tensor:
         old, ones = scores, np.ones((len(scores), 1), np.float32)
     else:
         old, ones = scores.detach(), scores.new_ones((scores.shape[0], 1))
-    options: Arguments = {"policy_loss": "gpg", "loss_reduction": REDUCTIONS[given["reduction"]]}
-    options |= {name: given[name] for name in ("stream", "global_tokens", "loss_group")}
+    options = {"stream": given["stream"], **_sum_options(given)}
     with linear_loss.in_words_of(_OP, NAMES, scores):
         return ppo_loss.ppo_loss(scores, old, ones, active, **options).loss
 

@@ -52,6 +52,7 @@ def linear_grpo_loss(
     logit_scale: float = 1.0,
     ignore_index: int | None = -100,
     saved_mib: int | None = None,
+    workspace_mib: int | None = None,
     accumulate_into: Tensor | str | None = None,
     lora: tuple[Tensor, Tensor, float] | None = None,
     compute_dtype: Any = None,
@@ -92,6 +93,9 @@ def linear_grpo_loss(
         normalize, ddof, eps, eps_mode, group_of_one: as in `group_advantages`.
         temperature, softcap, logit_scale: as in `linear_logp`, of both policies.
         ignore_index: a token with this target is as one whose completion_mask is 0; None: none is.
+        workspace_mib: of the forward, which makes the gradients of a chunk of tokens before it
+            goes on: MiB that a chunk's exponentials may take; None: the setting's. See
+            `linear_ppo_loss`.
         saved_mib, accumulate_into, lora: as in `linear_logp`, of the policy.
         compute_dtype, group, vocab_range, vocab_size, sequence_parallel: as in `linear_logp`, of
             both policies.
@@ -145,6 +149,7 @@ def linear_grpo_loss(
         "logit_scale": logit_scale,
         "ignore_index": ignore_index,
         "saved_mib": saved_mib,
+        "workspace_mib": workspace_mib,
         "accumulate_into": accumulate_into,
         "lora": lora,
         "compute_dtype": compute_dtype,
@@ -156,7 +161,11 @@ def linear_grpo_loss(
         "stream": stream,
         "options": options,
     }
-    call = _make_call(given) if is_compiling() else ppo_loss.told("linear_grpo_loss", _make_call, given)
+    call = (
+        _make_call(given)
+        if is_compiling()
+        else ppo_loss.told("linear_grpo_loss", _make_call, given)
+    )
     loss, metrics = linear_loss.policy_loss(call)
     return grpo_loss.GrpoLoss(loss, metrics.policy_loss, metrics.kl_loss)
 

@@ -156,16 +156,21 @@ def linear_logp(
         return over_ranks(compiles).linear_logp(
             given, group, vocab_range, vocab_size, sequence_parallel
         )
-    casts = compute_dtype is not None or compiles or _core.is_autocast_enabled()
+    is_cast = compiles or casts(given)
     if lora is not None:
         from rlk._ops import torch_lora
 
-        return logp_result(given, torch_lora.linear_logp(cast(given) if casts else given))
+        return logp_result(given, torch_lora.linear_logp(cast(given) if is_cast else given))
     if compiles or _core.needs_autograd(given):
         from rlk._ops import torch_logp
 
-        return logp_result(given, torch_logp.linear_logp(given, casts))
-    return logp_result(given, _core.linear_logp_forward(cast(given) if casts else given))
+        return logp_result(given, torch_logp.linear_logp(given, is_cast))
+    return logp_result(given, _core.linear_logp_forward(cast(given) if is_cast else given))
+
+
+def casts(given: Arguments) -> bool:
+    """Whether operands may be cast."""
+    return given["compute_dtype"] is not None or _core.is_autocast_enabled()
 
 
 def cast(given: Arguments) -> Arguments:

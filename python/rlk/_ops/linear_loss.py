@@ -16,7 +16,7 @@ from rlk import _core
 from rlk._loss_options import as_float
 from rlk._ops import linear_logp as of_logp
 from rlk._ops import ppo_loss
-from rlk._ops.common import Arguments, LogpResult, Tensor, defaults, is_compiling
+from rlk._ops.common import Arguments, Tensor, defaults, is_compiling
 from rlk._ops.grpo_loss import active_tokens
 from rlk.errors import Fault, Unsupported, fail, renamed, shape_of, text
 
@@ -36,6 +36,7 @@ class Call(NamedTuple):
     loss: Arguments  # of ppo_loss with its `options`, but what the parts before it make
     grad_scale: Any
     ranks: Any  # those that hold the batch, as in ppo_loss
+    workspace_mib: int | None
 
 
 def make_call(
@@ -49,7 +50,8 @@ def make_call(
     if kl_coef is not None and kl_coef != 0:
         ref = _reference(op, names, given, logp, options)
     loss = {**loss, "stream": given["stream"]}
-    return Call(op, names, logp, ref, loss, grad_scale_of(op, given), ranks)
+    scale, mib = grad_scale_of(op, given), given["workspace_mib"]
+    return Call(op, names, logp, ref, loss, scale, ranks, mib)
 
 
 def _reference(
@@ -128,37 +130,37 @@ def _linear_logp(call: Call, arguments: Arguments, names: Mapping[str, str]) -> 
     return found
 
 
-def _parts(call: Call, needs_entropy: bool, needs_ref: bool) -> Arguments:
-    """What is made for ppo_loss, by its names."""
-    asked = {"return_entropy": True, "entropy_grad": True} if needs_entropy else {}
-    found = log_probs(call, asked)
-    log_prob, entropy, _ = found if needs_entropy else LogpResult(found, None, None)
+def _others(call: Call, needs_ref: bool) -> Arguments:
+    """What is made for ppo_loss, by its names, besides values of the policy."""
     of = call.logp
-    made = {
-        "log_probs": log_prob,
-        "loss_mask": active_tokens(of["target"], of["mask"], of["ignore_index"]),
-    }
-    if needs_entropy:
-        made["entropy"] = entropy
+    made = {"loss_mask": active_tokens(of["target"], of["mask"], of["ignore_index"])}
     if needs_ref and call.ref is not None:
         names = {**call.names, **{name: f"ref_{name}" for name in HEAD}}
         made["ref_log_probs"] = _linear_logp(call, call.ref, names)
     return made
 
 
+def _of_policy(call: Call, needs_entropy: bool) -> Arguments:
+    """Its log-probs and entropy."""
+    if not needs_entropy:
+        return {"log_probs": log_probs(call, {})}
+    log_prob, entropy, _ = log_probs(call, {"return_entropy": True, "entropy_grad": True})
+    return {"log_probs": log_prob, "entropy": entropy}
+
+
 def policy_loss(call: Call) -> ppo_loss.PpoLoss:
     """Runs the parts one by one."""
     options = call.loss["options"]
     if is_compiling() or _core.is_watched(call.logp):  # each part is an operator
-        made = _parts(call, bool(options.get("entropy_coef")), bool(options.get("kl_coef")))
+        made = _of_policy(call, bool(options.get("entropy_coef")))
+        made |= _others(call, bool(options.get("kl_coef")))
         given = {name: value for name, value in call.loss.items() if name != "options"}
         found = ppo_loss.ppo_loss(**{**given, **options, **made})
-    elif call.ranks is None:
-        found = _one_by_one(call)
-    else:
-        with call.ranks.agreement.telling():
-            found = _one_by_one(call)
-    return found._replace(loss=scaled(found.loss, call.grad_scale))
+        return found._replace(loss=scaled(found.loss, call.grad_scale))
+    if call.ranks is None:
+        return _run(call)
+    with call.ranks.agreement.telling():
+        return _run(call)
 
 
 def _resolved(call: Call) -> ppo_loss.Call:
@@ -178,11 +180,20 @@ def _resolved(call: Call) -> ppo_loss.Call:
     return loss
 
 
-def _one_by_one(call: Call) -> ppo_loss.PpoLoss:
+def _run(call: Call) -> ppo_loss.PpoLoss:
     loss = _resolved(call)
-    made = _parts(call, loss.options.needs_entropy, loss.options.needs_ref)
+    if _core.needs_autograd(call.logp):
+        from rlk._ops import torch_linear_chunks
+
+        chunks = torch_linear_chunks.chunks_of(call, loss.options)
+        if chunks is not None:
+            made = _others(call, loss.options.needs_ref)
+            return chunks.loss(loss._replace(arguments={**loss.arguments, **made}))
+    made = _of_policy(call, loss.options.needs_entropy)
+    made |= _others(call, loss.options.needs_ref)
     with in_words_of(call.op, call.names, call.logp["hidden"]):
-        return ppo_loss.run(loss._replace(arguments={**loss.arguments, **made}))
+        found = ppo_loss.run(loss._replace(arguments={**loss.arguments, **made}))
+    return found._replace(loss=scaled(found.loss, call.grad_scale))
 
 
 def explain(arguments: Arguments, asked: Arguments, core: Any) -> tuple[str, str, str, str, str]:

@@ -37,6 +37,7 @@ def linear_ppo_loss(
     logit_scale: float = 1.0,
     ignore_index: int | None = -100,
     saved_mib: int | None = None,
+    workspace_mib: int | None = None,
     accumulate_into: Tensor | str | None = None,
     lora: tuple[Tensor, Tensor, float] | None = None,
     compute_dtype: Any = None,
@@ -68,6 +69,9 @@ def linear_ppo_loss(
             ``[V]``. They have no gradient. Not looked at where kl_coef is 0.
         temperature, softcap, logit_scale: as in `linear_logp`, of both policies.
         ignore_index: a token with this target is as one whose loss_mask is 0; None: no target is.
+        workspace_mib: of the forward, which makes the gradients of a chunk of tokens before it
+            goes on: MiB that a chunk's exponentials may take; None: the setting's. See
+            docs/linear_loss.md for what takes no chunks: it keeps saved_mib instead.
         saved_mib, accumulate_into, lora: as in `linear_logp`, of the policy.
         compute_dtype, group, vocab_range, vocab_size, sequence_parallel: as in `linear_logp`, of
             both policies.
@@ -108,6 +112,7 @@ def linear_ppo_loss(
         "logit_scale": logit_scale,
         "ignore_index": ignore_index,
         "saved_mib": saved_mib,
+        "workspace_mib": workspace_mib,
         "accumulate_into": accumulate_into,
         "lora": lora,
         "compute_dtype": compute_dtype,
@@ -119,7 +124,9 @@ def linear_ppo_loss(
         "stream": stream,
         "options": options,
     }
-    call = _make_call(given) if is_compiling() else ppo_loss.told("linear_ppo_loss", _make_call, given)
+    call = (
+        _make_call(given) if is_compiling() else ppo_loss.told("linear_ppo_loss", _make_call, given)
+    )
     return linear_loss.policy_loss(call)
 
 

@@ -28,7 +28,7 @@ class _Claim:
     """Held while a backward is still to write over a tensor's memory."""
 
 
-_default_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  # has no public name
+default_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  # has no public name
 
 # By the tensor that has the memory, of which logits may be a view.
 _claims: Any = WeakTensorKeyDictionary()
@@ -77,7 +77,7 @@ class _LinearLogp(torch.autograd.Function):
         hidden, weight, bias = linear_logp_gradients(run, arguments, needs, ctx.sums)
         if ctx.accumulate_into is not None:
             torch.autograd.graph.increment_version(ctx.accumulate_into)
-            weight = _megatron_placeholder(ctx.weight(), ctx.accumulate_into)
+            weight = megatron_placeholder(ctx.weight(), ctx.accumulate_into)
         return hidden, weight, bias, None, None
 
 
@@ -90,7 +90,7 @@ class _Kept:
         self._target = target
         # Hooks on saved tensors may hold the memory. Those that are set now are told by torch, and
         # those that are set later give other objects back.
-        self._owns = _default_hooks(False) is None
+        self._owns = default_hooks(False) is None
         if kept is not None:
             kept.rlk_owner = self
 
@@ -102,7 +102,7 @@ class _Kept:
         return {"kept": kept, "kept_target": self._target, "may_overwrite_kept": self._is_spent}
 
 
-def _megatron_placeholder(weight: Any, accumulated: Any) -> Any:
+def megatron_placeholder(weight: Any, accumulated: Any) -> Any:
     """As Megatron-LM's own layers: where its hook on the parameter waits for a gradient, one that
     the hook throws away, or adds to those of the parameter's other uses (zero_out_wgrad)."""
     is_main = getattr(weight, "main_grad", None) is accumulated

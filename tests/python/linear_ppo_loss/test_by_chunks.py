@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses from hidden states by chunks of rows: the bits of linear_logp and ppo_loss in a row."""
+
+import devices
+import pytest
+from reference import same_bits
+from tensors import torch
+from torch.utils.checkpoint import checkpoint
+
+import rlk
+from rlk._ops import torch_linear_chunks
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("device", "generic")]
+B, T, D, V = 6, 150, 16, 1500
+WHOLE, PARTS = 100, 1  # MiB: one chunk; several, the last one of fewer rows
+
+
+@pytest.fixture
+def dtype(device):
+    """One that is taken by chunks."""
+    if devices.torch_name() == "cpu":
+        return torch.float32
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("keeps no exponentials")
+    return torch.bfloat16
+
+
+class Batch:
+    def __init__(self, dtype):
+        g = torch.Generator().manual_seed(5)
+        place = devices.torch_name()
+        hidden, weight, bias = (
+            torch.randn(size, generator=g) for size in ((B, T, D), (V, D), (V,))
+        )
+        self.hidden, self.weight = (x.to(place, dtype) for x in (hidden, 0.3 * weight))
+        self.bias = bias.to(place, dtype)
+        target, mask = torch.randint(V, (B, T), generator=g), torch.rand(B, T, generator=g) < 0.8
+        mask[2] = False
+        self.target, self.mask = target.to(place), mask.to(place)
+        found = rlk.jit.linear_logp(self.hidden, self.weight, self.target, self.bias)
+        noise = [0.3 * torch.randn(B, T, generator=g).to(place) for _ in range(3)]
+        self.old, self.ref, self.rollout = (found + x for x in noise)
+        self.advantages = torch.randn(B, generator=g).to(place)
+
+    def leaves(self):
+        return [x.clone().requires_grad_() for x in (self.hidden, self.weight, self.bias)]
+
+    def policy(self, hidden, weight, bias, **options):
+        given = hidden, weight, self.target, self.old, self.advantages, self.mask
+        return rlk.jit.linear_ppo_loss(*given, bias=bias, **options)
+
+    def entropy(self, hidden, weight, bias, **options):
+        target = torch.where(self.mask, self.target, -100)
+        return rlk.jit.linear_cross_entropy(hidden, weight, target, bias=bias, **options)
+
+
+@pytest.fixture
+def batch(dtype):
+    return Batch(dtype)
+
+
+@pytest.fixture
+def expect_same(monkeypatch):
+    """Of a call's tensors: by chunks, which it says, and by parts."""
+    own, taken = torch_linear_chunks.chunk_rows, []
+
+    def counted(*given):
+        taken.append(own(*given))
+        return taken[-1]
+
+    def expect(call, rows=None):
+        monkeypatch.setattr(torch_linear_chunks, "chunk_rows", counted)
+        taken.clear()
+        got = call()
+        assert taken
+        assert all(taken)
+        assert rows is None or taken[0] == rows
+        monkeypatch.setattr(torch_linear_chunks, "chunk_rows", lambda *_: 0)
+        want = call()
+        for one, other in zip(got, want, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or same_bits(one, other)
+
+    return expect
+
+
+def results(loss, leaves, upstream=None):
+    loss.backward() if upstream is None else (loss * upstream).backward()
+    return loss.detach(), *(leaf.grad for leaf in leaves)
+
+
+@pytest.mark.parametrize("upstream", [None, 0.37])
+@pytest.mark.parametrize("mib", [WHOLE, PARTS])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kl_coef": 0.1, "ref_log_probs": "ref"},
+        {"loss_reduction": "seq_mean_token_sum", "use_dual_clip": True},
+        {"loss_reduction": "prompt_mean", "samples_per_prompt": 2, "global_groups": 5},
+        {"use_tis": True, "rollout_logprobs": "rollout", "tis_level": "sequence"},
+        {"temperature": 0.7, "logit_scale": 1.5, "grad_scale": 0.25},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_policy_loss(batch, expect_same, mib, options, upstream):
+    options = {k: getattr(batch, v) if hasattr(batch, str(v)) else v for k, v in options.items()}
+
+    def call():
+        leaves = batch.leaves()
+        loss, metrics = batch.policy(*leaves, workspace_mib=mib, **options)
+        return *results(loss, leaves, upstream), metrics.clip_ratio, metrics.ratio_max
+
+    expect_same(call, B * T if mib == WHOLE else None)
+
+
+@pytest.mark.parametrize("mib", [WHOLE, PARTS])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reduction": "sum"}, {"lse_square_scale": 1e-3}, {"global_tokens": 777}],
+    ids=lambda options: "-".join(options),
+)
+def test_cross_entropy(batch, expect_same, mib, options):
+    def call():
+        leaves = batch.leaves()
+        return results(batch.entropy(*leaves, workspace_mib=mib, **options), leaves, 0.3)
+
+    expect_same(call)
+
+
+def test_packed_tokens_of_unequal_sequences(batch, expect_same):
+    starts = torch.tensor([0, 100, 100, 355, B * T], device=batch.hidden.device)
+    temperature = torch.linspace(0.5, 1.5, B * T, device=batch.hidden.device)
+    flat = [x.flatten() for x in (batch.target, batch.old)]
+
+    def call():
+        hidden, weight, _ = batch.leaves()
+        given = hidden.flatten(0, 1), weight, *flat, batch.advantages[:4], batch.mask.flatten()
+        options = {"cu_seqlens": starts, "temperature": temperature, "workspace_mib": PARTS}
+        loss = rlk.jit.linear_ppo_loss(*given, loss_reduction="sequence_mean_valid", **options).loss
+        return results(loss, (hidden, weight))
+
+    expect_same(call)
+
+
+def test_rows_without_a_gradient(batch, expect_same):
+    """Of a whole chunk and more; of all."""
+    for active in (0, 3, 400):
+        mask = torch.arange(B * T, device=batch.hidden.device).view(B, T) >= B * T - active
+        batch.mask = mask
+
+        def call():
+            leaves = batch.leaves()
+            return results(batch.policy(*leaves, workspace_mib=PARTS).loss, leaves)
+
+        expect_same(call)
+
+
+def test_ways_of_autograd(batch, expect_same):
+    def loss(hidden, weight, **options):
+        return batch.policy(hidden, weight, None, workspace_mib=PARTS, **options).loss
+
+    def accumulated():
+        hidden, weight, _ = batch.leaves()
+        total = torch.ones(V, D, device=weight.device)
+        for _ in range(2):
+            loss(hidden, weight, accumulate_into=total).backward()
+        assert weight.grad is None
+        return hidden.grad, total
+
+    def frozen(which):
+        leaves = batch.leaves()[:2]
+        leaves[which].requires_grad_(False)
+        return results(loss(*leaves), leaves)
+
+    def twice():
+        hidden, weight, _ = batch.leaves()
+        found = loss(hidden, weight)
+        found.backward(retain_graph=True)
+        first = hidden.grad.clone()
+        (3 * found).backward()
+        return first, hidden.grad, weight.grad
+
+    def saved_elsewhere():
+        leaves = batch.leaves()[:2]
+        with torch.autograd.graph.save_on_cpu():
+            found = loss(*leaves)
+        return results(found, leaves)
+
+    def checkpointed():
+        leaves = batch.leaves()[:2]
+        return results(checkpoint(loss, *leaves, use_reentrant=False), leaves)
+
+    def of_float32_master():
+        hidden, weight, _ = batch.leaves()
+        leaves = hidden, weight.detach().float().requires_grad_()
+        return results(loss(*leaves, compute_dtype=hidden.dtype), leaves)
+
+    def strided():
+        hidden, weight, _ = batch.leaves()
+        found = loss(hidden.transpose(0, 2).contiguous().transpose(0, 2), weight)
+        return results(found, (hidden, weight))
+
+    calls = (accumulated, twice, saved_elsewhere, checkpointed, of_float32_master, strided)
+    for call in (*calls, lambda: frozen(0), lambda: frozen(1)):
+        expect_same(call)
+
+
+def test_a_second_derivative_is_refused(batch):
+    hidden, weight, _ = batch.leaves()
+    found = batch.policy(hidden, weight, None, workspace_mib=PARTS).loss
+    (grad,) = torch.autograd.grad(found, hidden, create_graph=True)
+    with pytest.raises(rlk.Unsupported, match="one derivative"):
+        grad.sum().backward()
+
+
+def test_what_is_not_taken_by_chunks(batch, monkeypatch):
+    """Each runs as its parts."""
+    monkeypatch.setattr(torch_linear_chunks, "chunk_rows", None)
+    for options in ({"softcap": 3.0}, {"entropy_coef": 0.1}, {"policy_loss": "gspo"}):
+        leaves = batch.leaves()
+        batch.policy(*leaves, **options).loss.backward()
+        assert leaves[1].grad.isfinite().all()
