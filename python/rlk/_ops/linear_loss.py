@@ -196,7 +196,7 @@ def _run(call: Call) -> ppo_loss.PpoLoss:
     return found._replace(loss=scaled(found.loss, call.grad_scale))
 
 
-def explain(arguments: Arguments, asked: Arguments, core: Any) -> tuple[str, str, str, str, str]:
+def explain(arguments: Arguments, asked: Arguments, core: Any) -> Any:
     """Of the kernel that takes the policy's product; `asked`: of linear_logp."""
     own = defaults(of_logp.linear_logp)
     given = {name: arguments[name] for name in _OF_LOGP if name in arguments}

@@ -355,5 +355,5 @@ def test_ranks_that_share_the_head_or_the_batch(tmp_path):
         if name == "tp":
             assert all(torch.equal(one[name][1], want[0]) for one in found)
         assert torch.equal(torch.cat([one[name][1 + axes] for one in found]), want[axes])
-    with pytest.raises(rlk.InvalidArgument, match="loss_group: expected None where reduction is"):
+    with pytest.raises(rlk.InvalidArgument, match="linear_cross_entropy: loss_group"):
         loss_of(b, loss_group="any", reduction="none")
