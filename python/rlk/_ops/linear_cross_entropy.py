@@ -225,7 +225,7 @@ def _reduced(given: Arguments, scores: Tensor) -> Tensor:
         return ppo_loss.ppo_loss(scores, old, ones, active, **options).loss
 
 
-def explain(arguments: Arguments, core: Any = _core) -> tuple[str, str, str, str, str]:
+def explain(arguments: Arguments, core: Any = _core) -> Any:
     smooths = arguments["label_smoothing"] != 0
     has_lse = smooths or arguments["lse_square_scale"] != 0
     return linear_loss.explain(arguments, {"return_lse": has_lse, "return_stats": smooths}, core)

@@ -136,7 +136,7 @@ def _make_call(given: Arguments, ranks: Any = None) -> linear_loss.Call:
     return linear_loss.make_call("linear_ppo_loss", NAMES, given, loss, ranks)
 
 
-def explain(arguments: Arguments, core: Any = _core) -> tuple[str, str, str, str, str]:
+def explain(arguments: Arguments, core: Any = _core) -> Any:
     has_entropy = bool(arguments["options"].get("entropy_coef"))
     asked = {"return_entropy": has_entropy, "entropy_grad": has_entropy}
     return linear_loss.explain({**arguments, "mask": arguments["loss_mask"]}, asked, core)
