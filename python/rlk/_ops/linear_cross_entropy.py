@@ -82,8 +82,8 @@ def linear_cross_entropy(
         loss_group: the ranks that hold the batch, as in `ppo_loss`: the loss is that of all of
             them. Not with global_tokens.
         workspace_mib: as in `linear_ppo_loss`.
-        saved_mib, accumulate_into, lora, compute_dtype, group, vocab_range, vocab_size,
-            sequence_parallel: as in `linear_logp`.
+        saved_mib, accumulate_into, lora, compute_dtype: as in `linear_logp`.
+        group, vocab_range, vocab_size, sequence_parallel: as in `linear_logp`.
         grad_scale: a number, or a tensor of no axis on hidden's device: multiplies the gradients,
             not the loss that is returned, as a factor of the loss would.
         stream: as in `linear_logp`.

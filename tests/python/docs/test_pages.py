@@ -4,9 +4,12 @@ of benchmarks/results, and Markdown reads the same in the site as on a forge."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -156,7 +159,7 @@ def by_hand(text: str) -> list[str]:
     blocks = re.split(r"\n\n+", without_code(text))
     return [
         name
-        for above, block in zip(blocks, blocks[1:], strict=False)
+        for above, block in pairwise(blocks)
         if block.startswith("|")
         for name in re.findall(r"(\w+_(?:h100|h200|cpu))\.json", above)
     ]
@@ -203,3 +206,25 @@ def test_another_run_makes_another_table(file, name, tables, monkeypatch, tmp_pa
     after = tables.TABLES[name]()
     assert len(after.splitlines()) == len(before.splitlines())
     assert after != before
+
+
+def parameters_without_a_name(text: str) -> list[str]:
+    """Of a docstring's Args: the first lines that have no colon, which the site would leave out."""
+    body = inspect.cleandoc(text).partition("\nArgs:\n")[2].partition("\n\n")[0]
+    return re.findall(r"^    (?! )(?!.*:).*$", body, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "source", sorted((ROOT / "python/rlk").rglob("*.py")), ids=lambda path: path.name
+)
+def test_names_of_parameters_stand_on_one_line(source: Path) -> None:
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            assert parameters_without_a_name(ast.get_docstring(node) or "") == [], node.name
+
+
+def test_names_of_parameters_on_two_lines_are_seen() -> None:
+    text = (
+        "A.\n\nArgs:\n    a: one\n        more.\n    b, c,\n        d: three.\n\nReturns:\n    e\n"
+    )
+    assert parameters_without_a_name(text) == ["    b, c,"]
