@@ -16,90 +16,21 @@ A table stands in its page between two comments, the first of which names a func
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks/results"
+from kept import MAIN, PEERS, ROOT, Run, Runs, error, mib, ratio, read, sizes, three
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n\n).*?(\n\n<!-- end of table -->)", re.DOTALL)
-
-Run = dict[str, Any]
-Shape = tuple[int, int, int]
-
-MAIN = (4096, 2048, 131072)
-
-
-class Runs:
-    """The runs of one part of a kept file: found by shape, candidate and pass."""
-
-    def __init__(self, name: str, part: str | None = None) -> None:
-        kept = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        self.all: list[Run] = kept["runs"] if part is None else kept["parts"][part]["runs"]
-
-    def get(self, shape: Shape, candidate: str, **others: Any) -> Run | None:
-        wanted = dict(zip(("rows", "dim", "vocab"), shape, strict=True))
-        wanted |= {"candidate": candidate, **others}
-        found = [r for r in self.all if all(r.get(k) == v for k, v in wanted.items())]
-        assert len(found) <= 1, wanted
-        return found[0] if found and "ms" in found[0] else None
-
-    def of(self, shape: Shape, candidate: str, **others: Any) -> Run:
-        found = self.get(shape, candidate, **others)
-        assert found is not None, (shape, candidate, others)
-        return found
-
-    def shapes(self) -> list[Shape]:
-        return list(dict.fromkeys((r["rows"], r["dim"], r["vocab"]) for r in self.all))
-
-
-def sizes(shape: Shape) -> str:
-    return " x ".join(map(str, shape))
-
-
-def three(value: float) -> str:
-    """Three digits: 0.361, 3.65, 12.0."""
-    return f"{value:#.3g}"
-
-
-def ratio(value: float) -> str:
-    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
-
-
-def mib(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def error(value: float) -> str:
-    mantissa, exponent = f"{value:.0e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(head)
     lines = ["|" + "".join(f" {cell} |" if cell else " |" for cell in row) for row in (head, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
-
-
-# What the pages call the candidates of the runs on a GPU.
-PEERS = {
-    "rlk, saved_mib=0": "rlk, `saved_mib=0`",
-    "rlk": "rlk, the default (512)",
-    "rlk, saved_mib=1024": "rlk, `saved_mib=1024`",
-    "torch.compile": "`torch.compile`",
-    "torch eager, fp32 softmax": "torch eager, fp32 softmax",
-    "torch eager, 16-bit": "torch eager, bf16 softmax",
-    "Liger sm_90": "Liger, CuTe DSL kernel for sm_90",
-    "CCE, filtered": "cut-cross-entropy, filtered",
-    "verl": "verl",
-    "CCE, exact": "cut-cross-entropy, exact",
-    "Liger chunked": "Liger, chunked",
-}
 
 
 def backward_peers() -> str:
@@ -256,7 +187,7 @@ def own(*names: str) -> str:
     """The tables that these runs printed, as one."""
     rows = []
     for name in names:
-        rows += json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["table"]
+        rows += read(name)["table"]
     columns = [column for column in rows[0] if any(row[column] for row in rows)]
     return table(columns, ([row[column] for column in columns] for row in rows))
 
@@ -275,7 +206,7 @@ def linear_logp_h100() -> str:
 
 def segments_h200() -> str:
     """Two builds in turn, two processes each: the better median of both."""
-    kept = json.loads((RESULTS / "segments_h200.json").read_text(encoding="utf-8"))
+    kept = read("segments_h200")
     calls = {call["call"]: call for call in kept["runs"][0]["calls"]}
     rows = []
     for call, name in (
@@ -300,7 +231,7 @@ def segments_h200() -> str:
 
 def stats_h200() -> str:
     """Two builds in turn, three processes each: medians."""
-    kept = json.loads((RESULTS / "stats_and_ratio_level_h200.json").read_text(encoding="utf-8"))
+    kept = read("stats_and_ratio_level_h200")
 
     def median(build: str, call: str, options: dict[str, bool]) -> str:
         times = (one[build][f"{call} {options} [ms]"] for one in kept["rounds"])
@@ -321,7 +252,7 @@ def stats_h200() -> str:
 
 
 def det_gemm() -> str:
-    kept = json.loads((RESULTS / "det_gemm_h200.json").read_text(encoding="utf-8"))["times"]
+    kept = read("det_gemm_h200")["times"]
     by_name = {run["what"]: run for run in kept}
     both = "the same, gradients of a and b"
     rows = []

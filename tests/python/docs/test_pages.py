@@ -5,12 +5,14 @@ of benchmarks/results, and Markdown reads the same in the site as on a forge."""
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import inspect
 import json
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -133,11 +135,19 @@ def test_what_is_misread_is_seen() -> None:
 
 
 @pytest.fixture(scope="module")
-def tables():
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks/tables.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def kept():
+    """The modules of benchmarks/ that read the kept runs."""
+    names = ("kept", "tables", "sentences")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    for name in names:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def tables(kept):
+    return kept.tables
 
 
 @pytest.mark.parametrize("page", ["README.md", *sorted(p.name for p in PAGES if "docs" in p.parts)])
@@ -152,6 +162,12 @@ def test_every_table_is_on_one_page(tables) -> None:
     texts = [path.read_text(encoding="utf-8") for path in tables.PAGES]
     used = [name for text in texts for _, name, _ in tables.PLACE.findall(text)]
     assert sorted(used) == sorted(tables.TABLES)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/linear_logp.md"])
+def test_the_sentences_are_those_of_the_kept_runs(page: str, kept) -> None:
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert [words for words in kept.sentences.WORDS[page]() if words not in text] == []
 
 
 def by_hand(text: str) -> list[str]:
@@ -187,8 +203,9 @@ def test_a_table_by_hand_is_seen() -> None:
         ("forward_h100", "forward_readme"),
     ],
 )
-def test_another_run_makes_another_table(file, name, tables, monkeypatch, tmp_path) -> None:
-    before = tables.TABLES[name]()
+def test_another_run_makes_another_table(file, name, kept, monkeypatch, tmp_path) -> None:
+    made = kept.tables.TABLES[name]
+    before = made()
     run = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())
 
     def slower(value: object) -> object:
@@ -202,8 +219,8 @@ def test_another_run_makes_another_table(file, name, tables, monkeypatch, tmp_pa
         }
 
     (tmp_path / f"{file}.json").write_text(json.dumps(slower(run)))
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    after = tables.TABLES[name]()
+    monkeypatch.setattr(kept.kept, "RESULTS", tmp_path)
+    after = made()
     assert len(after.splitlines()) == len(before.splitlines())
     assert after != before
 
