@@ -98,8 +98,9 @@ py::tuple join(const py::dict& arguments, const LossOptions& options) {
   return step.run();
 }
 
-// upstream * saved, in the dtype of `log_probs` where that is given.
-py::object backward(const py::dict& arguments) {
+// upstream * saved, in the dtype of `log_probs` where that is given. Written over `saved` where
+// asked for and the dtypes are one.
+py::object backward(const py::dict& arguments, bool in_place) {
   PpoLossCall call;
   call.pass = jit::Pass::bwd;
   const BoundArguments bound =
@@ -107,6 +108,11 @@ py::object backward(const py::dict& arguments) {
   const DType dtype = call.log_probs.dtype;
   call.gradient.dtype = call.log_probs.present() && is_storage(dtype) ? dtype : DType::f32;
   templates::ppo_loss_op.check(call);
+  if (in_place && call.gradient.dtype == call.saved.dtype && is_dense(call.saved)) {
+    call.gradient = call.saved;
+    run_call(call, bound.framework, {});
+    return arguments["saved"];
+  }
   const Output gradient = make_output(bound.framework, call.gradient.dtype, call.device,
                                       call.saved.dims(), call.stream);
   call.gradient = gradient.tensor;
@@ -129,7 +135,7 @@ void bind_ppo_loss(py::module_& module) {
   module.def("ppo_loss_slope", slope);
   module.def("ppo_loss_total", total);
   module.def("ppo_loss_join", join);
-  module.def("ppo_loss_backward", backward);
+  module.def("ppo_loss_backward", backward, py::arg("arguments"), py::arg("in_place") = false);
   module.def("ppo_loss_explain", explain);
 }
 

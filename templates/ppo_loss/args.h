@@ -74,6 +74,15 @@ struct PpoLossPartial {
   float extremes[kNumExtremes];  // the minimum negated
 };
 
+// CUDA: what the blocks of fwd_main add up to, each by atomics, in any order.
+struct PpoLossTally {
+  unsigned long long limbs[kNumSums][4];  // 32 bits each, as in common/cuda/exact_sum.cuh
+  unsigned special[kNumSums];
+  unsigned extremes[kNumExtremes];  // in the order of the numbers; 0: none
+  unsigned long long counts[kNumCounts];
+  unsigned blocks_done;
+};
+
 // Every array is dense. Tokens of sequence i are [starts[i], starts[i + 1]), or
 // [i * length, (i + 1) * length) where starts is null.
 struct PpoLossArgs {
@@ -116,17 +125,25 @@ struct PpoLossArgs {
   const long long* totals;    // [kNumTotals]
   PpoLossPartial* own_total;  // written by fwd_finish in place of loss, counts, ...
 
-  // One an item of fwd_main.
+  // CUDA.
+  PpoLossTally* tally;       // cleared by fwd_count
+  long long weighs_in_main;  // fwd_main makes the weights, fwd_weigh is left out
+  long long has_groups;      // every array of tokens lies so that four are read at once
+
+  // CPU: one an item of fwd_main. CUDA: one a rank, for fwd_finish.
   PpoLossPartial* partials;
-  long long num_items;
+  long long num_items;     // CUDA: blocks of fwd_main too
   const long long* items;  // CPU: [num_items + 1] first tokens; no item leaves its sequence
   const long long* item_sequences;
   DeviceError* error;  // CUDA
   const char* op;      // for `error`
 };
 
-// CUDA: most tokens that a thread of fwd_main may have.
-constexpr long long kPpoLossMostTurns = 65535;
+// CUDA: a block of fwd_main has tiles of this many tokens, four a thread, and this many at most, as
+// a thread counts in 16 bits.
+constexpr long long kPpoLossTile = 1024, kPpoLossMostTiles = 16383;
+// CUDA: most sequences whose weights fwd_main makes.
+constexpr long long kPpoLossMostWeighed = 1024;
 
 // CUDA: makes an array dense, as kind.
 struct PpoLossPack {
@@ -142,7 +159,7 @@ struct PpoLossBackwardArgs {
   long long num_tokens;
   const float* saved;     // derivative with respect to each token's value
   const float* upstream;  // one number
-  void* grad;             // of type kX
+  void* grad;             // of type kX; may be saved itself where that is fp32
 };
 
 // CPU entry points: items [begin, end).

@@ -21,12 +21,14 @@ RLK_DEVICE void store_quad(void* to, Int64 quad, float4 x) {
   }
 }
 
-// A thread a token, or four at once where both arrays allow 16 bytes. 0 * inf is no gradient of a
-// token that has none; by 1 nothing changes, -0 neither.
+// A thread a token, or four at once where both arrays allow 16 bytes; they may be one. 0 * inf is
+// no gradient of a token that has none; by 1 nothing changes, -0 neither, so that one array is not
+// touched.
 extern "C" __global__ void __launch_bounds__(256)
     rlk_ppo_loss_bwd_main(const __grid_constant__ PpoLossBackwardArgs a) {
   using E = Element<kX>;
   const float upstream = *a.upstream;
+  if (a.grad == a.saved && upstream == 1.0f) return;
   const auto scaled = [&](float x) { return x == 0.0f ? x : upstream * x; };
   const Int64 thread = blockIdx.x * Int64{256} + threadIdx.x, num_threads = gridDim.x * Int64{256};
   auto* const to = static_cast<E::Type*>(a.grad);

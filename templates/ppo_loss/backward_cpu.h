@@ -8,9 +8,10 @@
 namespace rlk {
 
 // Tokens [begin, end). 0 * inf is no gradient of a token that has none; by 1 nothing changes,
-// -0 neither.
+// -0 neither, so that one array is not touched.
 extern "C" void rlk_ppo_loss_bwd_main(const void* args, long long begin, long long end) {
   const auto& a = *static_cast<const PpoLossBackwardArgs*>(args);
+  if (a.grad == a.saved && *a.upstream == 1.0f) return;
   const VecF upstream = splat(*a.upstream);
   char* const grad = static_cast<char*>(a.grad);
 #pragma clang loop unroll(disable)

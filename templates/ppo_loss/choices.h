@@ -50,16 +50,23 @@ RLK_INLINE LossCounts global_counts(const PpoLossArgs& a, LossCounts n) {
           global_or(r.sequences, n.valid), global_or(r.groups, n.groups)};
 }
 
-// Weights of the tokens of sequence i, whose group has `in_group` active tokens.
+// Weights of the tokens of sequence i, which has `tokens` active ones, its group `in_group`.
+struct SequenceWeights {
+  float weight, kl_weight;
+};
+RLK_INLINE SequenceWeights weights_of_sequence(const PpoLossArgs& a, const LossCounts& n,
+                                               long long i, long long tokens, long long in_group) {
+  const LossReductions& r = a.reductions;
+  if (a.weights && a.weight_is_of_sequence) return {a.weights[i], a.weights[i]};
+  return {token_weight(r.policy, n, r.length, tokens, in_group),
+          token_weight(r.kl, n, r.length, tokens, in_group)};
+}
+
 RLK_INLINE void weigh_sequence(const PpoLossArgs& a, const LossCounts& n, long long i,
                                long long in_group) {
-  const LossReductions& r = a.reductions;
-  const long long tokens = a.sequence_tokens[i];
-  float weight = token_weight(r.policy, n, r.length, tokens, in_group);
-  float kl_weight = token_weight(r.kl, n, r.length, tokens, in_group);
-  if (a.weights && a.weight_is_of_sequence) weight = kl_weight = a.weights[i];
-  a.sequence_weight[i] = weight;
-  a.sequence_kl_weight[i] = kl_weight;
+  const SequenceWeights w = weights_of_sequence(a, n, i, a.sequence_tokens[i], in_group);
+  a.sequence_weight[i] = w.weight;
+  a.sequence_kl_weight[i] = w.kl_weight;
 }
 
 RLK_INLINE bool needs_mean(const PpoLossArgs& a, const LossChoices& c, PpoLossMean mean) {

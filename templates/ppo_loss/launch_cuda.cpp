@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstring>
 
 namespace rlk {
@@ -18,8 +19,8 @@ using namespace runtime::cuda;
 
 enum Step { k_pack, k_count, k_weigh, k_slope, k_main, k_finish };
 
-// Of the main step, as many as run at once: a block has about 80 registers a thread.
-constexpr Int64 k_blocks_of_sm = 3;
+// Of the main step, as many as run at once.
+constexpr Int64 k_blocks_of_sm = 2;
 constexpr Int64 k_most_blocks = 4096;
 
 template <class Args>
@@ -61,16 +62,44 @@ class Plan {
     args_.sequence_statistic = output_or_own<float>(call.sequence_statistic, sequences);
     args_.sequence_advantage = arena_.take<float>(sequences);
     args_.sequence_grad = arena_.take<float>(sequences);
-    const Int64 tiles = ceil_div(args_.num_tokens, 256);
-    args_.num_items =
-        std::min(tiles, std::max(k_blocks_of_sm * num_sms, ceil_div(tiles, kPpoLossMostTurns)));
-    args_.partials = arena_.take<PpoLossPartial>(std::max<Int64>(args_.num_items, 1));
+    const Int64 tiles = ceil_div(args_.num_tokens, kPpoLossTile);
+    args_.num_items = std::clamp<Int64>(
+        tiles, 1, std::max(k_blocks_of_sm * num_sms, ceil_div(tiles, kPpoLossMostTiles)));
+    args_.tally = arena_.take<PpoLossTally>(1);
+    args_.weighs_in_main = weighs_in_main(call);
+    args_.has_groups = has_groups();
   }
 
   const PpoLossArgs& args() const { return args_; }
   std::span<const PpoLossPack> packs() const { return {packs_.data(), num_packs_}; }
 
  private:
+  // Where no other step asks for weights, and one look at all sequences is enough for them.
+  bool weighs_in_main(const PpoLossCall& call) const {
+    return args_.num_sequences <= kPpoLossMostWeighed && args_.group_starts == nullptr &&
+           call.reduction != kGroupMean && call.kl_reduction != kGroupMean &&
+           call.choices.ratio != kSequenceRatio && !call.sequence_weight.present();
+  }
+
+  // Four floats on 16 bytes, four of a mask on 4. What is one a sequence is not asked.
+  bool has_groups() const {
+    std::uintptr_t floats = 0;
+    const auto add = [&](const float* array, bool is_of_sequence = false) {
+      if (!is_of_sequence) floats |= reinterpret_cast<std::uintptr_t>(array);
+    };
+    add(args_.log_probs);
+    add(args_.old_log_probs);
+    add(args_.advantages, args_.advantage_is_of_sequence != 0);
+    add(args_.rollout_log_probs);
+    add(args_.ref_log_probs);
+    add(args_.entropy);
+    add(args_.importance_weights, args_.importance_is_of_sequence != 0);
+    add(args_.weights, args_.weight_is_of_sequence != 0);
+    add(args_.grad);
+    add(args_.grad_entropy);
+    return floats % 16 == 0 && reinterpret_cast<std::uintptr_t>(args_.mask) % 4 == 0;
+  }
+
   template <class T>
   T* output_or_own(const Tensor& tensor, Int64 count) {
     return tensor.present() ? static_cast<T*>(tensor.data) : arena_.take<T>(count);
@@ -137,23 +166,28 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call, DeviceError
     launch(kernel, call, k_pack, std::min(ceil_div(pack.rows * pack.cols, 256), k_most_blocks), 256,
            pack);
   }
-  launch(kernel, call, k_count, std::min<Int64>(args.num_sequences, 65535), 512, args);
+  // It clears the tally too, but where it is all that is asked for.
+  const Int64 least = call.own_pieces.present() ? 0 : 1;
+  launch(kernel, call, k_count, std::clamp<Int64>(args.num_sequences, least, 65535), 512, args);
   if (call.own_pieces.present()) return;
-  launch(kernel, call, k_weigh, 1, 1024, args);
+  if (!args.weighs_in_main) launch(kernel, call, k_weigh, 1, 1024, args);
   if (call.sequence_weight.present()) return;
   if (args.choices.ratio == kSequenceRatio) {
     launch(kernel, call, k_slope, std::min<Int64>(args.num_sequences, 65535), 256, args);
   }
   if (call.own_slopes.present()) return;
   launch(kernel, call, k_main, args.num_items, 256, args);
-  launch(kernel, call, k_finish, 1, 1024, args);
 }
 
 void launch_bwd(const LoadedKernel& kernel, const PpoLossCall& call) {
   const PpoLossBackwardArgs args{call.saved.num_elements(),
                                  static_cast<const float*>(call.saved.data),
                                  static_cast<const float*>(call.upstream.data), call.gradient.data};
-  launch(kernel, call, 0, std::min(ceil_div(args.num_tokens, 1024), k_most_blocks), 256, args);
+  // One array is mostly left as it is: then blocks cost more than they do.
+  const bool is_in_place = call.gradient.data == call.saved.data;
+  const int num_sms = entry(kernel, 0).driver().device(call.device.index).num_sms;
+  const Int64 most = is_in_place ? k_blocks_of_sm * num_sms : k_most_blocks;
+  launch(kernel, call, 0, std::min(ceil_div(args.num_tokens, 1024), most), 256, args);
 }
 
 }  // namespace

@@ -158,7 +158,7 @@ def ppo_loss_backward(
     has_entropy = "entropy" in needs and call.options.needs_entropy
     *_, grad, grad_entropy = forward(call, "log_probs" in needs, has_entropy)
     found = [
-        None if saved is None else gradient(grad_output, saved, call.arguments[name])
+        None if saved is None else gradient(grad_output, saved, call.arguments[name], True)
         for name, saved in (("log_probs", grad), ("entropy", grad_entropy))
     ]
     return PpoLossGrads(*found)
@@ -250,6 +250,9 @@ def forward(call: Call, needs_grad: bool, needs_entropy: bool) -> tuple[Any, ...
     return _core.ppo_loss_forward(arguments, options.core, needs_grad, needs_entropy)
 
 
-def gradient(upstream: Tensor, saved: Tensor, of: Tensor) -> Tensor:
-    """upstream * saved, in the dtype of the tensor `of` that it is the gradient of."""
-    return _core.ppo_loss_backward({"saved": saved, "grad_output": upstream, "log_probs": of})
+def gradient(upstream: Tensor, saved: Tensor, of: Tensor, in_place: bool = False) -> Tensor:
+    """upstream * saved, in the dtype of the tensor `of` that it is the gradient of; `in_place`:
+    saved itself, where the dtypes are one. On CUDA one that upstream leaves as it is costs nothing.
+    """
+    given = {"saved": saved, "grad_output": upstream, "log_probs": of}
+    return _core.ppo_loss_backward(given, in_place)

@@ -17,6 +17,16 @@ from rlk.errors import Fault, InvalidArgument, Unsupported, fail
 _PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
+_autograd: Any = torch._C._autograd  # what follows has no public names
+
+#: The innermost hooks on saved tensors that are set, or None.
+default_hooks: Any = _autograd._top_saved_tensors_default_hooks
+#: Whether the backward that runs keeps its graph for another. Older torch does not say.
+keeps_graph: Callable[[], bool] = getattr(
+    _autograd, "_get_current_graph_task_keep_graph", lambda: True
+)
+
+
 def through_operators() -> bool:
     """Whether a call must be one of operators (torch_operators.py), as what follows it sees nothing
     else: torch.compile and export, modes, the transforms of torch.func."""

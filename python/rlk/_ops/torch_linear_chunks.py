@@ -23,8 +23,8 @@ from rlk._ops.common import Arguments, defaults
 from rlk._ops.linear_cross_entropy import tokens_shape
 from rlk._ops.linear_logp import accumulator, cast, casts
 from rlk._ops.linear_loss import HEAD, Call, in_words_of
-from rlk._ops.torch_common import once, restored, save
-from rlk._ops.torch_logp import default_hooks, linear_logp_operands, megatron_placeholder
+from rlk._ops.torch_common import default_hooks, once, restored, save
+from rlk._ops.torch_logp import linear_logp_operands, megatron_placeholder
 
 _STEP = 128  # rows that chunks but the last one have a multiple of
 _OF_ROW = ("hidden", "target", "mask", "temperature")  # of linear_logp

@@ -15,6 +15,7 @@ from rlk._ops.common import Arguments
 from rlk._ops.linear_logp import cast
 from rlk._ops.torch_common import (
     check_operands,
+    default_hooks,
     once,
     refuse_options,
     restored,
@@ -27,8 +28,6 @@ from rlk.errors import Fault, Unsupported, fail, text
 class _Claim:
     """Held while a backward is still to write over a tensor's memory."""
 
-
-default_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  # has no public name
 
 # By the tensor that has the memory, of which logits may be a view.
 _claims: Any = WeakTensorKeyDictionary()

@@ -10,7 +10,7 @@ import torch
 from rlk._metrics import make_metrics
 from rlk._ops.common import Arguments
 from rlk._ops.ppo_loss import Call, PpoLoss, forward, gradient
-from rlk._ops.torch_common import check_operands, once
+from rlk._ops.torch_common import check_operands, default_hooks, keeps_graph, once
 
 
 def scaled(run: Any, upstream: Any, saved: Any, of: Any) -> Any:
@@ -29,6 +29,11 @@ def _gradient(given: Arguments) -> Any:
     return gradient(given["grad_output"], given["saved"], given["like"])
 
 
+def _gradient_in_place(given: Arguments) -> Any:
+    # Not an in-place change as autograd counts them: nobody sees what was saved again.
+    return gradient(given["grad_output"], given["saved"].data, given["like"], True)
+
+
 class _PpoLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, log_probs: Any, entropy: Any, call: Call, written: list[Any]) -> Any:
@@ -38,15 +43,25 @@ class _PpoLoss(torch.autograd.Function):
         inputs = log_probs if needs else None, entropy if needs_entropy else None
         ctx.save_for_backward(grad, grad_entropy, *inputs)
         ctx.set_materialize_grads(False)
+        # Hooks on saved tensors may hold the memory: those that are set now are told by torch, and
+        # those that are set later give others back.
+        is_own = default_hooks(False) is None
+        ctx.owned = [x.data_ptr() if is_own and x is not None else 0 for x in (grad, grad_entropy)]
         return loss
 
     @staticmethod
     def backward(ctx: Any, upstream: Any) -> Any:
         if upstream is None:
             return None, None, None, None
-        grad, grad_entropy, log_probs, entropy = ctx.saved_tensors
-        of_entropy = scaled(_gradient, upstream, grad_entropy, entropy)
-        return scaled(_gradient, upstream, grad, log_probs), of_entropy, None, None
+        *saved, log_probs, entropy = ctx.saved_tensors
+        # What was saved becomes the gradient, where no other backward can ask for it.
+        is_last = not (torch.is_grad_enabled() or keeps_graph())
+        found: list[Any] = []
+        for grad, of, owned in zip(saved, (log_probs, entropy), ctx.owned, strict=True):
+            is_own = is_last and owned != 0 and grad.data_ptr() == owned
+            run = _gradient_in_place if is_own else _gradient
+            found.append(scaled(run, upstream, grad, of))
+        return *found, None, None
 
 
 def operands_of(given: Arguments) -> tuple[Any, Any]:

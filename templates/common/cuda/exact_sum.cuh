@@ -22,10 +22,23 @@ RLK_DEVICE long long shfl_xor(long long x, int lanes) {
   return __shfl_xor_sync(kFullWarp, x, lanes);
 }
 
+// A sum as limbs of 32 bits each, carries not yet taken; the last is signed.
+RLK_DEVICE ExactSum exact_limbs(const unsigned long long* limbs, unsigned special) {
+  ExactSum sum{0, 0, special};
+  const unsigned long long second = limbs[1] + (limbs[0] >> 32);
+  const unsigned long long third = limbs[2] + (second >> 32);
+  const long long top = static_cast<long long>(limbs[3] + (third >> 32));
+  sum.low = second << 32 | (limbs[0] & 0xffffffffu);
+  sum.high =
+      static_cast<long long>(static_cast<unsigned long long>(top) << 32 | (third & 0xffffffffu));
+  if (top != static_cast<int>(top)) sum.special |= top < 0 ? ExactSum::kMinusInf : ExactSum::kInf;
+  return sum;
+}
+
 // What a block of up to 1024 threads shares for sums of kRows kinds. All threads clear() first.
 template <int kRows>
 struct ExactBlock {
-  unsigned long long limbs[kRows][4];  // 32 bits each, carries not yet taken; the last is signed
+  unsigned long long limbs[kRows][4];  // of exact_limbs()
   unsigned special[kRows];
   ExactSum warps[kRows][32];
 
@@ -50,14 +63,7 @@ struct ExactBlock {
 
   // The sum of a row, by one thread after a barrier behind store().
   RLK_DEVICE ExactSum total(int row) const {
-    ExactSum sum{0, 0, special[row]};
-    const unsigned long long second = limbs[row][1] + (limbs[row][0] >> 32);
-    const unsigned long long third = limbs[row][2] + (second >> 32);
-    const long long top = static_cast<long long>(limbs[row][3] + (third >> 32));
-    sum.low = second << 32 | (limbs[row][0] & 0xffffffffu);
-    sum.high =
-        static_cast<long long>(static_cast<unsigned long long>(top) << 32 | (third & 0xffffffffu));
-    if (top != static_cast<int>(top)) sum.special |= top < 0 ? ExactSum::kMinusInf : ExactSum::kInf;
+    ExactSum sum = exact_limbs(limbs[row], special[row]);
 #pragma unroll 1
     for (int warp = 0; warp < static_cast<int>(blockDim.x / 32); ++warp) add(sum, warps[row][warp]);
     return sum;
@@ -80,21 +86,41 @@ RLK_DEVICE ExactSum sum_of_warp(long long x, int shift) {
 // Whether a term is not below 8, NaN too.
 RLK_DEVICE bool is_large_term(float magnitude) { return !(magnitude < 8.0f); }
 
+// A term of magnitude below 8 in units of 2^-40, and with kTermBits what is left in those of 2^-72.
+struct ExactTerm {
+  long long coarse, fine;
+};
+
+template <int kBits>
+RLK_DEVICE ExactTerm exact_small(float x) {
+  const float scaled = x * 0x1p40f;
+  if constexpr (kBits == kMetricBits) return {cvt_rni_s64(scaled), 0};
+  const float whole = cvt_rni(scaled);
+  return {cvt_rni_s64(whole), cvt_rni_s64(fma_rn(whole, -0x1p-40f, x) * 0x1p72f)};
+}
+
 // A thread's part of a row.
 template <int kBits>
 class ExactLane {
  public:
-  // |x| below 8.
-  RLK_DEVICE void add_small(float x) {
-    const float scaled = x * 0x1p40f;
-    if constexpr (kBits == kTermBits) {
-      const float whole = cvt_rni(scaled);
-      coarse_ += cvt_rni_s64(whole);
-      fine_ += cvt_rni_s64(fma_rn(whole, -0x1p-40f, x) * 0x1p72f);
-    } else {
-      coarse_ += cvt_rni_s64(scaled);
-    }
+  RLK_DEVICE ExactLane() = default;
+  // The magnitudes of terms, by their sum and that of those below 0.
+  RLK_DEVICE ExactLane(const ExactLane& all, const ExactLane& negative)
+      : coarse_(all.coarse_ - 2 * negative.coarse_), fine_(all.fine_ - 2 * negative.fine_) {}
+
+  RLK_DEVICE void add(const ExactTerm& term) {
+    coarse_ += term.coarse;
+    if constexpr (kBits == kTermBits) fine_ += term.fine;
   }
+  // Three integers are added in the time of two.
+  RLK_DEVICE void add(const ExactTerm& first, const ExactTerm& second) {
+    coarse_ = coarse_ + first.coarse + second.coarse;
+    if constexpr (kBits == kTermBits) fine_ = fine_ + first.fine + second.fine;
+  }
+
+  // |x| below 8.
+  static RLK_DEVICE ExactTerm exact(float x) { return exact_small<kBits>(x); }
+  RLK_DEVICE void add_small(float x) { add(exact(x)); }
 
   // Any x.
   template <int kRows>

@@ -17,6 +17,6 @@ RLK_INLINE int bits(float x) { return __float_as_int(x); }
 RLK_INLINE float from_bits(int x) { return __int_as_float(x); }
 RLK_INLINE float fma(float a, float b, float c) { return fma_rn(a, b, c); }
 RLK_INLINE float select(bool mask, float yes, float no) { return mask ? yes : no; }
-RLK_INLINE float magnitude(float x) { return __int_as_float(__float_as_int(x) & 0x7fffffff); }
+RLK_INLINE float magnitude(float x) { return abs_f32(x); }
 
 }  // namespace rlk

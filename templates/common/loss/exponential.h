@@ -11,8 +11,9 @@ struct Exponential {
   VecF k3;     // e^x - 1 - x >= 0: the k3 estimator's value at x
 };
 
-// x = n * ln 2 + f, e^f = 1 + f + f^2 q(f) with |f| <= 0.35. NaN stays NaN; 0 gives 1, 0, 0.
-RLK_INLINE Exponential exponential(VecF x) {
+// x = n * ln 2 + f, e^f = 1 + f + f^2 q(f) with |f| <= 0.35. NaN stays NaN; 0 gives 1, 0, 0. What
+// is_moderate is known to be between -86 and 88.
+RLK_INLINE Exponential exponential(VecF x, bool is_moderate = false) {
   const VecF magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const VecF shifted = fma(x, splat(1.44269504088896341f), magic);
   const VecF n = shifted - magic;
@@ -33,6 +34,7 @@ RLK_INLINE Exponential exponential(VecF x) {
   e.exp = (1.0f + p) * half * 2.0f;
   e.expm1 = select(whole, p, fma(half, p, half - 0.5f) * 2.0f);
   e.k3 = select(whole, square, e.expm1 - x);
+  if (is_moderate) return e;
   const Mask high = x > 88.72283f, low = x < -86.6f;
   const VecF inf = from_bits(bits(splat(0.0f)) | 0x7f800000);
   e.exp = select(high, inf, select(low, splat(0.0f), e.exp));

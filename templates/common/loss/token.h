@@ -64,7 +64,8 @@ RLK_INLINE PolicyTerm capped_term(const LossValues& v, VecF a, VecF ratio, VecF 
 
 // l and l' of an active or neutral token. `moves`: the log-ratio is inside its clamp.
 RLK_INLINE PolicyTerm policy_term(const LossChoices& c, const LossValues& v, const TokenInput& in,
-                                  const Exponential& r, Mask moves, TokenResult& out) {
+                                  const Exponential& r, Mask moves, bool is_plain,
+                                  TokenResult& out) {
   const VecF zero = splat(0.0f), a = in.advantage;
   const VecF clipped = clamp(r.exp, v.ratio_low, v.ratio_high);
   const Mask above = r.exp > v.ratio_high, below = r.exp < v.ratio_low;
@@ -88,8 +89,8 @@ RLK_INLINE PolicyTerm policy_term(const LossChoices& c, const LossValues& v, con
     l.grad = select(moves, l.grad, zero);
   } else {
     const VecF plain = -a * r.exp, bounded = -a * clipped;
-    const Mask is_plain = plain >= bounded;
-    l = {select(is_plain, plain, bounded), select(is_plain & moves, plain, zero)};
+    const Mask has_plain = plain >= bounded;
+    l = {select(has_plain, plain, bounded), select(has_plain & moves, plain, zero)};
     if (c.dual_clip == kLossCap) {
       const VecF most = -a * v.dual_ratio;
       out.dual = in.active & (a < 0.0f) & (l.value > most);
@@ -99,6 +100,7 @@ RLK_INLINE PolicyTerm policy_term(const LossChoices& c, const LossValues& v, con
   // 0 * inf is no part of a token without advantage; NaN is shown in the gradient too.
   const Mask none = a == 0.0f;
   l.value = select(none, zero, l.value);
+  if (is_plain) return {l.value, select(none, zero, l.grad)};
   return {l.value, select(none, zero, select(l.value == l.value, l.grad, l.value))};
 }
 
@@ -158,12 +160,23 @@ RLK_INLINE KlWeight kl_weight(const LossChoices& c, const LossValues& v, VecF ow
   return {exponential(clamp(x, v.kl_log_ratio_low, v.kl_log_ratio_high)).exp, is_inside, no};
 }
 
-RLK_INLINE TokenResult token_loss(const LossChoices& c, const LossValues& v, TokenInput in) {
+// Below this a log-ratio of a plain token lies, and below that its advantage: magnitudes.
+constexpr float kPlainLogRatio = 1.0f, kPlainAdvantage = 0x1p64f;
+
+// Plain: it is known of every token that log_prob - old is its log-ratio, is inside its clamp and
+// plain, and that the advantage is plain, or else the term is not looked at where that shows no
+// infinity and no NaN. The results are the same.
+RLK_INLINE TokenResult token_loss(const LossChoices& c, const LossValues& v, TokenInput in,
+                                  bool is_plain = false) {
   const VecF zero = splat(0.0f);
   TokenResult out;
   VecF delta = in.log_prob - in.old;
   VecF own = delta, of_rollout = zero, u = zero, e = zero;
-  Mask finite = is_finite(in.log_prob) & is_finite(in.old) & is_finite(in.advantage);
+  const Mask yes = zero == 0.0f;
+  Mask finite = yes;
+  if (!is_plain) {
+    finite = is_finite(in.log_prob) & is_finite(in.old) & is_finite(in.advantage);
+  }
   if (reads_rollout(c)) {
     u = in.old - in.rollout;
     of_rollout = in.log_prob - in.rollout;
@@ -191,14 +204,18 @@ RLK_INLINE TokenResult token_loss(const LossChoices& c, const LossValues& v, Tok
   out.entropy = c.entropy ? select(in.active, in.entropy, zero) : zero;
   out.nonfinite = in.active & !finite;
 
-  out.log_ratio = clamp(delta, v.log_ratio_low, v.log_ratio_high);
-  const Mask moves = !((delta < v.log_ratio_low) | (delta > v.log_ratio_high));
+  out.log_ratio = delta;
+  Mask moves = yes;
+  if (!is_plain) {
+    out.log_ratio = clamp(delta, v.log_ratio_low, v.log_ratio_high);
+    moves = !((delta < v.log_ratio_low) | (delta > v.log_ratio_high));
+  }
   out.clamped = in.active & !moves;
-  const Exponential r = exponential(out.log_ratio);
+  const Exponential r = exponential(out.log_ratio, is_plain);
   out.ratio = r.exp;
   out.k3 = r.k3;
 
-  PolicyTerm l = policy_term(c, v, in, r, moves, out);
+  PolicyTerm l = policy_term(c, v, in, r, moves, is_plain, out);
   out.correction = splat(1.0f);
   out.log_correction = u;
   out.correction_high = out.correction_low = out.rejected = in.active & (zero != 0.0f);

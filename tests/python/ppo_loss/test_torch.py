@@ -80,6 +80,51 @@ def test_a_second_backward_is_the_same():
     assert torch.equal(first, t.log_probs.grad)
 
 
+def saved_of(loss):
+    return loss.grad_fn.saved_tensors[0]
+
+
+@pytest.mark.parametrize("upstream", [1.0, -2.5])
+def test_the_last_backward_hands_out_what_was_saved(upstream):
+    t = tensors(batch())
+    loss = t.loss().loss
+    place = saved_of(loss).data_ptr()
+    want = batch().grads(upstream).log_probs
+    factor = torch.tensor(upstream, device=t.old.device)
+    first = torch.autograd.grad(loss, t.log_probs, factor, retain_graph=True)[0]
+    first.fill_(7)  # what a caller does with it is no change of the next
+    loss.backward(factor)
+    assert first.data_ptr() != place
+    assert t.log_probs.grad.data_ptr() == place
+    assert same(t.log_probs.grad, want)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward(factor)
+
+
+def test_what_a_hook_keeps_is_not_written_to():
+    t = tensors(batch())
+    kept = []
+
+    def pack(saved):
+        kept.append(saved.detach().clone())
+        return len(kept) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, kept.__getitem__):
+        loss = t.loss().loss
+    before = kept[0].clone()
+    (loss * 3).backward()
+    assert torch.equal(kept[0], before)
+    assert same(t.log_probs.grad, batch().grads(3.0).log_probs)
+
+
+def test_a_gradient_is_added_to_one_that_is_there():
+    t = tensors(batch())
+    for _ in range(2):
+        t.loss().loss.backward()
+    want = batch().grads().log_probs
+    assert same(t.log_probs.grad, want + want)
+
+
 def test_a_second_derivative_is_refused():
     t = tensors(batch())
     (grad,) = torch.autograd.grad(t.loss().loss, t.log_probs, create_graph=True)

@@ -131,14 +131,13 @@ class LaunchPpoLossTest : public LaunchFixture<PpoLossArgs, PpoLossPack> {
       add("sequence_advantage", args.sequence_advantage, {}, sequences * 4);
       add("sequence_grad", args.sequence_grad, {}, sequences * 4);
       add("counts", args.counts, call.counts, kNumCounts * 8);
-      add("partials", args.partials, {},
-          std::max<Int64>(args.num_items, 1) * static_cast<Int64>(sizeof(PpoLossPartial)));
+      add("tally", args.tally, {}, sizeof(PpoLossTally));
     }
     arrays.expect_fill(workspace_);
   }
 };
 
-TEST_F(LaunchPpoLossTest, AForwardIsFourSteps) {
+TEST_F(LaunchPpoLossTest, AForwardIsTwoSteps) {
   PpoLossCall call = make({8, 512});
   call.mask = tensor(DType::boolean, {8, 512});
   call.values.ratio_high = 1.28f;
@@ -146,22 +145,22 @@ TEST_F(LaunchPpoLossTest, AForwardIsFourSteps) {
   call.kl_reduction = kTokenSum;
   call.length = 99;
   const auto all = run(call);
-  ASSERT_EQ(names(), "count weigh main finish");
+  ASSERT_EQ(names(), "count main");
   const auto expect_dims = [&](int step, unsigned blocks, unsigned threads) {
     EXPECT_EQ(all[step].blocks, blocks) << all[step].name;
     EXPECT_EQ(all[step].threads, threads) << all[step].name;
     EXPECT_EQ(all[step].shared_bytes, 0u) << all[step].name;
   };
   expect_dims(0, 8, 512);
-  expect_dims(1, 1, 1024);
-  expect_dims(2, 16, 256);
-  expect_dims(3, 1, 1024);
+  expect_dims(1, 4, 256);
   for (const PpoLossStep& step : all) {
     const PpoLossArgs& args = step.args;
     EXPECT_EQ(args.num_tokens, 8 * 512);
     EXPECT_EQ(args.num_sequences, 8);
     EXPECT_EQ(args.length, 512);
-    EXPECT_EQ(args.num_items, 16);
+    EXPECT_EQ(args.num_items, 4);
+    EXPECT_EQ(args.weighs_in_main, 1);
+    EXPECT_EQ(args.has_groups, 1);
     EXPECT_EQ(args.reductions.policy, kSequenceMean);
     EXPECT_EQ(args.reductions.kl, kTokenSum);
     EXPECT_EQ(args.reductions.length, 99);
@@ -174,10 +173,10 @@ TEST_F(LaunchPpoLossTest, ADerivativeThroughTheSequencesMeanIsAStepOfItsOwn) {
   PpoLossCall call = make({8, 512});
   call.choices.ratio = kSequenceTokenRatio;
   run(call);
-  EXPECT_EQ(names(), "count weigh main finish");
+  EXPECT_EQ(names(), "count main");
   call.choices.ratio = kSequenceRatio;
   const auto all = run(call);
-  ASSERT_EQ(names(), "count weigh slope main finish");
+  ASSERT_EQ(names(), "count weigh slope main");
   EXPECT_EQ(all[2].blocks, 8u);
   EXPECT_EQ(all[2].threads, 256u);
 }
@@ -200,7 +199,7 @@ TEST_F(LaunchPpoLossTest, OverRanksACallEndsWhereOthersAreAsked) {
   call.slopes = tensor(DType::i64, {2, 8, k_piece_words});
   call.own_total = tensor(DType::i64, {k_partial_words});
   run(call);
-  EXPECT_EQ(names(), "count weigh slope main finish");
+  EXPECT_EQ(names(), "count weigh slope main");
 
   call.own_total = {};
   call.partials = tensor(DType::i64, {4, k_partial_words});
@@ -231,7 +230,7 @@ TEST_F(LaunchPpoLossTest, WhatASwitchReadsIsPassedWithItAlone) {
   }
   call.choices = {};
   const PpoLossArgs off = run(call).back().args;
-  EXPECT_EQ(names(), "count weigh main finish");
+  EXPECT_EQ(names(), "count main");
   EXPECT_EQ(off.rollout_log_probs, nullptr);
   EXPECT_EQ(off.ref_log_probs, nullptr);
   EXPECT_EQ(off.entropy, nullptr);
@@ -248,7 +247,7 @@ TEST_F(LaunchPpoLossTest, WhatASwitchReadsIsPassedWithItAlone) {
   EXPECT_EQ(run(call).back().args.rollout_log_probs, call.rollout_log_probs.data);
 
   run(make_full({8, 512}));
-  EXPECT_EQ(names(), "count weigh main finish");
+  EXPECT_EQ(names(), "count main");
 }
 
 TEST_F(LaunchPpoLossTest, AdvantagesAndWeightsMayBeOneASequence) {
@@ -257,7 +256,7 @@ TEST_F(LaunchPpoLossTest, AdvantagesAndWeightsMayBeOneASequence) {
     call.advantages = tensor(DType::f32, shape);
     call.weights = tensor(DType::f32, shape);
     const PpoLossArgs args = run(call).back().args;
-    EXPECT_EQ(names(), "count weigh main finish");
+    EXPECT_EQ(names(), "count main");
     EXPECT_EQ(args.advantage_is_of_sequence, 1);
     EXPECT_EQ(args.weight_is_of_sequence, 1);
   }
@@ -270,7 +269,7 @@ TEST_F(LaunchPpoLossTest, PackedSequencesGroupsAndGlobalCounts) {
   call.global_tokens.value = 12345;
   call.global_sequences = tensor(DType::i64, {1});
   auto all = run(call);
-  ASSERT_EQ(names(), "count weigh main finish");
+  ASSERT_EQ(names(), "count weigh main");
   EXPECT_EQ(all[0].blocks, 6u);
   const PpoLossArgs& args = all[0].args;
   EXPECT_EQ(args.num_sequences, 6);
@@ -295,19 +294,61 @@ TEST_F(LaunchPpoLossTest, PackedSequencesGroupsAndGlobalCounts) {
   EXPECT_EQ(run(call)[0].args.group_size, 4);
 }
 
-// As many items as blocks run at once, and more only where a thread would have too many tokens.
-TEST_F(LaunchPpoLossTest, ItemsFillTheCardOnce) {
-  for (const Int64 length : {1, 255, 256, 257, 4096, 65536, 1 << 20}) {
+// As many blocks as run at once, and more only where a thread would have too many tokens.
+TEST_F(LaunchPpoLossTest, BlocksFillTheCardOnce) {
+  for (const Int64 length : {1, 15, 16, 17, 255, 256, 257, 4096, 65536, 1 << 20}) {
     const auto all = run(make({64, length}));
-    const Int64 tiles = ceil_div(64 * length, 256);
-    EXPECT_EQ(all[2].args.num_items, std::min(tiles, 3 * k_num_sms)) << length;
-    EXPECT_EQ(Int64{all[2].blocks}, all[2].args.num_items) << length;
+    const Int64 tiles = ceil_div(64 * length, kPpoLossTile);
+    EXPECT_EQ(all[1].args.num_items, std::min(tiles, 2 * k_num_sms)) << length;
+    EXPECT_EQ(Int64{all[1].blocks}, all[1].args.num_items) << length;
   }
   const auto all = run(make({1 << 17, 1 << 17}));
   EXPECT_EQ(all[0].blocks, 65535u) << "the kernel's own loop takes the rest";
-  const Int64 items = all[2].args.num_items;
-  EXPECT_GE(items * kPpoLossMostTurns * 256, Int64{1} << 34);
-  EXPECT_LT((items - 1) * kPpoLossMostTurns * 256, Int64{1} << 34);
+  const Int64 items = all[2].args.num_items, most = kPpoLossMostTiles * kPpoLossTile;
+  EXPECT_GE(items * most, Int64{1} << 34);
+  EXPECT_LT((items - 1) * most, Int64{1} << 34);
+}
+
+TEST_F(LaunchPpoLossTest, WeightsAreAStepOfTheirOwnWhereSequencesAreManyOrGroupsAsk) {
+  const auto expect_steps = [&](const PpoLossCall& call, const char* steps, bool in_main) {
+    EXPECT_EQ(run(call)[0].args.weighs_in_main, in_main);
+    EXPECT_EQ(names(), steps);
+  };
+  expect_steps(make({kPpoLossMostWeighed, 4}), "count main", true);
+  expect_steps(make({kPpoLossMostWeighed + 1, 4}), "count weigh main", false);
+  PpoLossCall call = make({8, 512});
+  call.group_size = 4;
+  expect_steps(call, "count main", true);
+  call.reduction = kGroupMean;
+  expect_steps(call, "count weigh main", false);
+  call.reduction = kTokenMean;
+  call.kl_reduction = kGroupMean;
+  expect_steps(call, "count weigh main", false);
+}
+
+// Of arrays of tokens alone; a view of whole rows may begin anywhere.
+TEST_F(LaunchPpoLossTest, TokensAreTakenInGroupsWhereArraysAllowIt) {
+  EXPECT_EQ(run(make_full({8, 512})).back().args.has_groups, 1);
+  const auto shifted = [&](Tensor PpoLossCall::* array, Int64 bytes) {
+    PpoLossCall call = make_full({8, 512});
+    (call.*array).data = static_cast<char*>((call.*array).data) + bytes;
+    const auto all = run(call);
+    EXPECT_EQ(names(), "count main");
+    return all.back().args.has_groups;
+  };
+  for (const auto array :
+       {&PpoLossCall::log_probs, &PpoLossCall::old_log_probs, &PpoLossCall::advantages,
+        &PpoLossCall::rollout_log_probs, &PpoLossCall::ref_log_probs, &PpoLossCall::entropy,
+        &PpoLossCall::weights, &PpoLossCall::grad, &PpoLossCall::grad_entropy}) {
+    EXPECT_EQ(shifted(array, 8), 0);
+    EXPECT_EQ(shifted(array, 16), 1);
+  }
+  EXPECT_EQ(shifted(&PpoLossCall::mask, 2), 0);
+  EXPECT_EQ(shifted(&PpoLossCall::mask, 4), 1);
+  PpoLossCall call = make({8, 512});
+  call.advantages = tensor(DType::f32, {8});
+  call.advantages.data = static_cast<char*>(call.advantages.data) + 4;
+  EXPECT_EQ(run(call).back().args.has_groups, 1);
 }
 
 // In the order of the arguments, each to the type that kernels read.
@@ -324,7 +365,7 @@ TEST_F(LaunchPpoLossTest, WhatIsNotDenseOfItsTypeIsCopiedFirst) {
   call.ref_log_probs.dtype = DType::f16;
   call.entropy = view(call.entropy, {-6, 1}, 18 * 4);
   const auto all = run(call);
-  ASSERT_EQ(names(), "pack pack pack pack pack pack pack pack pack pack count weigh main finish");
+  ASSERT_EQ(names(), "pack pack pack pack pack pack pack pack pack pack count weigh main");
   const PpoLossArgs& args = all[10].args;
   struct {
     const char* what;
@@ -366,13 +407,13 @@ TEST_F(LaunchPpoLossTest, MasksOfBytesAreReadInPlace) {
     PpoLossCall call = make({4, 6});
     call.mask = tensor(dtype, {4, 6});
     run(call);
-    EXPECT_EQ(names(), "count weigh main finish");
+    EXPECT_EQ(names(), "count main");
   }
   for (const DType dtype : {DType::i32, DType::i64, DType::f16, DType::f64}) {
     PpoLossCall call = make({4, 6});
     call.mask = tensor(dtype, {4, 6});
     run(call);
-    EXPECT_EQ(names(), "pack count weigh main finish") << name(dtype);
+    EXPECT_EQ(names(), "pack count main") << name(dtype);
   }
 }
 
@@ -386,11 +427,14 @@ TEST_F(LaunchPpoLossTest, ManyTokensOfACopyShareBlocks) {
 }
 
 // The results are written all the same.
-TEST_F(LaunchPpoLossTest, NoTokensAreNoMainStep) {
-  run(make({4, 0}));
-  EXPECT_EQ(names(), "count weigh finish");
-  EXPECT_EQ(run(make({0, 4}))[0].args.num_sequences, 0);
-  EXPECT_EQ(names(), "weigh finish");
+TEST_F(LaunchPpoLossTest, NoTokensAreOneBlock) {
+  for (const auto& shape : std::vector<std::vector<Int64>>{{4, 0}, {0, 4}}) {
+    const auto all = run(make(shape));
+    ASSERT_EQ(names(), "count main");
+    EXPECT_EQ(all[0].args.num_sequences, shape[0]);
+    EXPECT_EQ(all[0].blocks, static_cast<unsigned>(std::max<Int64>(shape[0], 1)));
+    EXPECT_EQ(all[1].blocks, 1u);
+  }
 }
 
 // grpo_loss asks for what comes before the tokens.
@@ -423,6 +467,21 @@ TEST_F(LaunchPpoLossTest, ABackwardIsOneStepWithoutWorkspace) {
   }
 }
 
+// Where nothing is mostly to do, few blocks look whether there is.
+TEST_F(LaunchPpoLossTest, ABackwardInPlaceIsOneWave) {
+  for (const auto& [tokens, blocks] :
+       {std::pair{Int64{1}, Int64{1}}, {1025, 2}, {1 << 30, 2 * k_num_sms}}) {
+    PpoLossCall call = make({tokens});
+    call.pass = jit::Pass::bwd;
+    call.upstream = tensor(DType::f32, {});
+    call.saved = tensor(DType::f32, {tokens});
+    call.gradient = call.saved;
+    run(call);
+    ASSERT_EQ(names(), "main");
+    EXPECT_EQ(Int64{fake_.launches[0].grid_x}, blocks);
+  }
+}
+
 TEST_F(LaunchPpoLossTest, AWorkspaceThatFailsLaunchesNothing) {
   workspace_.fails = true;
   EXPECT_THROW(run(make({4, 6})), DriverError);
@@ -436,7 +495,7 @@ TEST_F(LaunchPpoLossTest, ARefusedStepNamesItsEntryAndEndsTheCall) {
   fake_.fail_at = 2;
   fake_.fail_code = runtime::cuda::result::invalid_value;
   const auto text = what<DriverError>([&] { run(call); });
-  EXPECT_NE(text.find("rlk_ppo_loss_fwd_weigh of 1x1x1 blocks"), text.npos) << text;
+  EXPECT_NE(text.find("rlk_ppo_loss_fwd_main of 1x1x1 blocks"), text.npos) << text;
   EXPECT_EQ(names(), "count");
   EXPECT_TRUE(fake_.contexts()->empty());
 }
@@ -448,7 +507,7 @@ TEST_F(LaunchPpoLossTest, AnEarlierCallsErrorIsRaisedOnce) {
   EXPECT_EQ(what<InvalidArgument>([&] { run(call); }),
             "logp: target: expected ids in [0, 7), got 99 in row 3");
   EXPECT_TRUE(fake_.launches.empty());
-  EXPECT_EQ(run(call).size(), 4u);
+  EXPECT_EQ(run(call).size(), 2u);
 }
 
 }  // namespace
