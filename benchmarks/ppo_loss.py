@@ -5,9 +5,10 @@
 
 On CUDA times are of bursts between events, on the CPU of single calls by the clock. Each burst runs
 the candidates in turn. A burst of calls from Python is bound by the host where the kernels are
-short, so each candidate is timed as a captured CUDA graph too: the GPU's own time. "autograd alone"
-is a torch.autograd.Function that computes nothing: what the calls of none can go below. Exit status
-1 where a bar is missed.
+short, so each candidate is timed as a captured CUDA graph of several calls too: the GPU's own time.
+"autograd alone" is a torch.autograd.Function that computes nothing: what the calls of none can go
+below. Without --shape three rows are measured on CUDA, which have bars, and on the CPU one shape in
+all cases. Exit status 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ CASES = {
     "TIS": (False, True),
     "dual clip + TIS": (True, True),
 }
-SHAPES = {"cpu": (128, 512), "cuda": (256, 16384)}
+CPU_SHAPE = (128, 512)
 LOW, HIGH, DUAL, CAP = 0.2, 0.2, 3.0, 10.0
 FULL = "dual clip + TIS"
 GRAPH = ", CUDA graph"
+GRAPH_CALLS = 10  # in one graph: else the host's time of a replay shows
+Row = tuple[tuple[int, int], str]  # shape, case
+CUDA_ROWS: list[Row] = [((256, 16384), "clip"), ((256, 16384), FULL), ((128, 512), "clip")]
 
 
 def draw(rows: int, length: int, device: str) -> dict[str, Any]:
@@ -112,14 +116,15 @@ class Nothing(torch.autograd.Function):
 
 
 def graph_of(run: Callable[[], Any]) -> Callable[[], Any]:
-    """Replays the call's kernels."""
+    """Replays the kernels of GRAPH_CALLS calls."""
     with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(3):
             run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run()
+        for _ in range(GRAPH_CALLS):
+            run()
     return graph.replay
 
 
@@ -153,64 +158,87 @@ def candidates(t: dict[str, Any], dual: bool, tis: bool) -> tuple[dict[str, Any]
     return found, missing
 
 
-def measure(device: str, shape: tuple[int, int], rounds: int) -> dict[str, Any]:
-    """Milliseconds a call by case and candidate: all samples, medians, ratios to rlk."""
+def measure(device: str, row: Row, rounds: int) -> dict[str, Any]:
+    """Milliseconds a call by candidate: all samples, medians, ratios to rlk."""
     clock = Clock(device)
+    shape, case = row
+    dual, tis = CASES[case]
     t = draw(*shape, device)
-    results: dict[str, Any] = {}
-    for case, (dual, tis) in CASES.items():
-        torch.compiler.reset()
-        runs, missing = candidates(t, dual, tis)
-        samples: dict[str, list[float]]
-        if device == "cuda":
-            samples = {name: [] for name in runs}
-            calls = {name: clock.calls_for(run) for name, run in runs.items()}
-            for number in range(rounds):
-                names = list(runs)[number % len(runs) :] + list(runs)[: number % len(runs)]
-                for name in names:
-                    samples[name].append(clock.burst_ms(runs[name], calls[name]))
-        else:
-            order = [Candidate(name, run, calls=20) for name, run in runs.items()]
-            samples = {
-                name: [1e3 * s for s in seconds]
-                for name, seconds in harness.interleave(order, rounds).items()
-            }
-        with torch.no_grad():
-            error = abs(float(ours(t, dual, tis)[0]) - float(eager(t, dual, tis)[0]))
-        results[case] = {
-            "ms": {name: statistics.median(s) for name, s in samples.items()},
-            "ratio": {
-                name: harness.paired_ratio(samples["rlk" + GRAPH * name.endswith(GRAPH)], s)
-                for name, s in samples.items()
-            },
-            "samples_ms": samples,
-            "not_run": missing,
-            "loss_differs_by": error,
+    torch.compiler.reset()
+    runs, missing = candidates(t, dual, tis)
+    samples: dict[str, list[float]]
+    if device == "cuda":
+        samples = {name: [] for name in runs}
+        calls = {name: clock.calls_for(run) for name, run in runs.items()}
+        for number in range(rounds):
+            names = list(runs)[number % len(runs) :] + list(runs)[: number % len(runs)]
+            for name in names:
+                per_run = GRAPH_CALLS if name.endswith(GRAPH) else 1
+                samples[name].append(clock.burst_ms(runs[name], calls[name]) / per_run)
+    else:
+        order = [Candidate(name, run, calls=20) for name, run in runs.items()]
+        samples = {
+            name: [1e3 * s for s in seconds]
+            for name, seconds in harness.interleave(order, rounds).items()
         }
-    return results
+    with torch.no_grad():
+        error = abs(float(ours(t, dual, tis)[0]) - float(eager(t, dual, tis)[0]))
+    return {
+        "shape": shape,
+        "case": case,
+        "ms": {name: statistics.median(s) for name, s in samples.items()},
+        "ratio": {
+            name: harness.paired_ratio(samples["rlk" + GRAPH * name.endswith(GRAPH)], s)
+            for name, s in samples.items()
+        },
+        "samples_ms": samples,
+        "not_run": missing,
+        "loss_differs_by": error,
+    }
 
 
-def figures(device: str, shape: tuple[int, int], results: dict[str, Any]) -> list[Figure]:
-    words = f"ppo_loss, forward + backward, {shape[0]} x {shape[1]}, {FULL}"
-    full = results[FULL]
-    compiled = full["ratio"].get("torch.compile")
-    if device == "cpu":
-        ratio = full["ratio"]["torch eager"]
-        note = f"{full['ms']['rlk']:.3f} against {full['ms']['torch eager']:.3f} ms"
-        found = [Figure(f"{words}, over torch eager", ratio, "x", 0.5, note, strict=False)]
-        return [*found, Figure(f"{words}, over torch.compile", compiled, "x")]
-    ms, ratio, missing = full["ms"], full["ratio"], full["not_run"]
+def figures_of(device: str, found: dict[str, Any]) -> list[Figure]:
+    """What is told of a row."""
+    rows, length = found["shape"]
+    words = f"ppo_loss, forward + backward, {rows} x {length}, {found['case']}"
+    ms, ratio, missing = found["ms"], found["ratio"], found["not_run"]
     name = "torch.compile"
-    graph = name + GRAPH
+
+    def against(other: str) -> str:
+        mine = "rlk" + GRAPH * other.endswith(GRAPH)
+        if other not in ms or mine not in ms:
+            return str(missing.get(other, missing.get(mine, "")))
+        return f"{ms[mine]:.4f} against {ms[other]:.4f} ms"
+
+    if device == "cpu":
+        if found["case"] != FULL:
+            return []
+        eager_ratio = ratio["torch eager"]
+        note = against("torch eager")
+        return [
+            Figure(f"{words}, over torch eager", eager_ratio, "x", 0.5, note, strict=False),
+            Figure(f"{words}, over {name}", ratio.get(name), "x"),
+        ]
+    graph, is_barred = name + GRAPH, (found["shape"], found["case"]) in CUDA_ROWS
     return [
-        Figure(f"{words}{GRAPH}", ms.get("rlk" + GRAPH), "ms", 0.12, strict=False),
-        Figure(f"{words}, over {graph}", ratio.get(graph), "x", note=missing.get(graph, "")),
-        Figure(f"{words}, calls", ms["rlk"], "ms"),
         Figure(
-            f"calls over {name}", ratio.get(name), "x", 0.25, missing.get(name, ""), strict=False
+            f"{words}, over {graph}",
+            ratio.get(graph),
+            "x",
+            1.0 if is_barred else None,
+            against(graph),
+            strict=False,
         ),
-        Figure("calls over torch eager", ratio["torch eager"], "x"),
-        Figure("calls of autograd alone", ms.get("autograd alone"), "ms"),
+        Figure(
+            f"{words}, calls over {name}",
+            ratio.get(name),
+            "x",
+            0.40 if is_barred else None,
+            against(name),
+            strict=False,
+        ),
+        Figure(f"{words}, calls over torch eager", ratio["torch eager"], "x"),
+        Figure(f"{words}, calls of autograd alone", ms.get("autograd alone"), "ms"),
     ]
 
 
@@ -220,30 +248,33 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--device", default="cpu", choices=("cpu", "cuda"))
-    add("--shape", metavar="BxT", help="128x512 on the CPU, 256x16384 on CUDA")
+    add("--shape", metavar="BxT", help="all cases of this shape")
     add("--rounds", type=int, default=25, help="samples a candidate (25)")
     add("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    shape = SHAPES[options.device]
+    all_rows = CUDA_ROWS if options.device == "cuda" else [(CPU_SHAPE, case) for case in CASES]
     if options.shape:
         rows, length = map(int, options.shape.split("x"))
-        shape = (rows, length)
+        all_rows = [((rows, length), case) for case in CASES]
     facts = harness.environment()
     if options.device == "cuda":
         facts["card"] = torch.cuda.get_device_name()
-    results = measure(options.device, shape, options.rounds)
-    for case, found in results.items():
+    results = []
+    for row in all_rows:
+        found = measure(options.device, row, options.rounds)
+        results.append(found)
+        (rows, length), case = row
         harness.print_table(
-            f"{case}, {shape[0]} x {shape[1]} fp32, forward + backward, {options.device}",
+            f"{case}, {rows} x {length} fp32, forward + backward, {options.device}",
             ["candidate", "median ms", "rlk / it"],
             ([name, ms, found["ratio"][name]] for name, ms in found["ms"].items()),
         )
         for name, reason in found["not_run"].items():
             print(f"{name}: not run: {reason}\n")
-    listed = figures(options.device, shape, results)
+    listed = [figure for found in results for figure in figures_of(options.device, found)]
     table = harness.print_figures(f"ppo_loss on {facts.get('card', facts['cpu'])}", listed)
     if options.json:
-        content = {"shape": shape, "results": results, "table": table}
+        content = {"results": results, "table": table}
         harness.write_json(options.json, "ppo_loss", facts, content)
     return int(any(figure.verdict == "no" for figure in listed))
 
