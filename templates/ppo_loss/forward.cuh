@@ -377,7 +377,8 @@ RLK_DEVICE long long make_weights(const Args& a, MadeWeights& made, long long* w
 // Whether a thread takes a group of neighbouring tokens at once: not where choices of run time, or
 // a token with all that it may have, would take more registers than there are. For sm_120 ptxas
 // spills with four where it has registers left for other targets.
-constexpr bool kTakesGroups = kPolicy >= 0 && !(kKl > 0 && (kCorrection > 0 || kEntropy > 0));
+constexpr bool kTakesGroups =
+    kPolicy >= 0 && kRatio >= 0 && kEntropy >= 0 && !(kKl > 0 && (kCorrection > 0 || kEntropy > 0));
 #if __CUDA_ARCH__ >= 1200
 constexpr int kGroup = 2;
 #else
