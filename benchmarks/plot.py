@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a run of `linear_logp.py --device cuda` as SVG: time by N, time and memory at one shape.
+"""Draws a run as SVG: of `linear_logp.py --device cuda` time by N, time and memory at one shape, of
+`training_step.py` time of trunk and head, and memory.
 
 python benchmarks/plot.py benchmarks/results/linear_logp_h100.json docs
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 
 PASSES = {"fwd": "forward", "fwd+bwd": "forward + backward"}
+STEP_PARTS = ("trunk_ms", "head_ms", "peak_gib")
 RLK = "rlk"
 COLOURS = {
     RLK: "#c1121f",
@@ -93,8 +96,44 @@ def at_one_shape(run: dict[str, Any]) -> Any:
     return figure
 
 
+def training_step(run: dict[str, Any]) -> Any:
+    """Trunk and head of a GRPO step in one bar, and the most memory, one column a length."""
+    lengths = list(dict.fromkeys(row["tokens"] for row in run["runs"]))
+    names = list(dict.fromkeys(row["candidate"] for row in run["runs"]))
+    width = 2.0 + 3.6 * len(lengths)
+    figure, axes = pyplot.subplots(
+        2, len(lengths), figsize=(width, 5.2), layout="constrained", sharey=True, squeeze=False
+    )
+    for column, tokens in enumerate(lengths):
+        rows = [row for row in run["runs"] if row["tokens"] == tokens]
+        upper, lower = axes[0][column], axes[1][column]
+        trunk, head, peak = ([row.get(key, 0.0) for row in rows] for key in STEP_PARTS)
+        upper.barh(names, trunk, color=COLOURS["torch eager, 16-bit"], label="trunk")
+        bars = upper.barh(names, head, left=trunk, color=COLOURS[RLK], label="head and loss")
+        words = [f"{row['ms']:.0f}" if "ms" in row else row["failed"][:24] for row in rows]
+        upper.bar_label(bars, words, padding=2, fontsize=8)
+        upper.set(xlabel="ms a step", title=f"{tokens} tokens")
+        bars = lower.barh(names, peak, color=COLOURS["torch eager, fp32 softmax"])
+        words = [f"{row['peak_gib']:.1f}" if "ms" in row else row["failed"][:24] for row in rows]
+        lower.bar_label(bars, words, padding=2, fontsize=8)
+        lower.set(xlabel="peak memory, GiB")
+        for panel in (upper, lower):
+            panel.margins(x=0.2)
+    axes[0][0].invert_yaxis()
+    axes[0][-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.suptitle(f"GRPO step, {run['model']}, {run['environment'].get('card', 'no GPU')}")
+    return figure
+
+
 def card(run: dict[str, Any]) -> str:
     return str(run["parts"].get("card", {}).get("card", "no GPU"))
+
+
+def drawings(run: dict[str, Any]) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    """By the name of the file."""
+    if run["benchmark"] == "training_step":
+        return {f"training_step_{run['model'].lower()}": training_step}
+    return {"linear_logp_cuda_by_rows": by_rows, "linear_logp_cuda_at_one_shape": at_one_shape}
 
 
 def main() -> None:
@@ -107,12 +146,12 @@ def main() -> None:
     run = json.loads(options.run.read_text(encoding="utf-8"))
     # Text as text, and the same bytes for the same run.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "rlk"})
-    for draw, name in ((by_rows, "by_rows"), (at_one_shape, "at_one_shape")):
+    for name, draw in drawings(run).items():
         figure = draw(run)
         if figure is None:
             print(f"{name}: not drawn: the run lacks that part", file=sys.stderr)
             continue
-        file = options.folder / f"linear_logp_cuda_{name}.svg"
+        file = options.folder / f"{name}.svg"
         figure.savefig(file, metadata={"Date": None})
         print(f"written: {file}", file=sys.stderr)
 

@@ -279,6 +279,28 @@ def det_gemm() -> str:
     return table(("M x K x N", "det_gemm", "cuBLAS", "ratio"), rows)
 
 
+def training_step(name: str) -> str:
+    """A GRPO step of a model, one row a head, of benchmarks/results/NAME.json."""
+    kept = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    lengths = list(dict.fromkeys(run["tokens"] for run in kept["runs"]))
+    rows: dict[str, list[str]] = {}
+    for run in kept["runs"]:
+        cells = rows.setdefault(run["candidate"], [run["candidate"]])
+        if "ms" in run:
+            cells += [three(run["ms"] / 1e3), three(run["head_ms"] / 1e3)]
+            cells.append(f"{run['peak_gib']:.1f}")
+        else:
+            cells += [run["failed"], "", ""]
+    head = [kept["model"]]
+    for tokens in lengths:
+        head += [f"{tokens} tokens, s a step", "of that head and loss", "peak, GiB"]
+    if "longest" in kept:
+        head.append("most tokens")
+        for candidate, most in kept["longest"].items():
+            rows[candidate].append(str(most))
+    return table(head, rows.values())
+
+
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
