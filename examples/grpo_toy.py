@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,13 +69,14 @@ class Metrics(NamedTuple):
     clip_ratio: float  #: share of tokens whose ratio is clipped
 
 
-def make_prompts(generator: torch.Generator) -> Tensor:
-    """[PROMPTS, LENGTH + 1]: symbols in random order, then SORT."""
-    order = torch.rand(PROMPTS, NUM_SYMBOLS, generator=generator).argsort(dim=1)
-    return torch.cat([order[:, :LENGTH], torch.full((PROMPTS, 1), SORT)], dim=1)
+def make_prompts(generator: torch.Generator, number: int = PROMPTS) -> Tensor:
+    """[number, LENGTH + 1]: symbols in random order, then SORT; on the generator's device."""
+    device = generator.device
+    order = torch.rand(number, NUM_SYMBOLS, generator=generator, device=device).argsort(dim=1)
+    return torch.cat([order[:, :LENGTH], torch.full((number, 1), SORT, device=device)], dim=1)
 
 
-def generate(policy: Policy, ids: Tensor, generator: torch.Generator) -> Tensor:
+def generate(policy: Any, ids: Tensor, generator: torch.Generator) -> Tensor:
     """ids [B, LENGTH + 1] with an answer of LENGTH sampled tokens behind."""
     for _ in range(LENGTH):
         with torch.no_grad():
@@ -91,7 +92,7 @@ def reward_of(ids: Tensor) -> Tensor:
     return (answer == prompt.sort(dim=1).values).float().mean(dim=1)
 
 
-def log_probs_of(policy: Policy, ids: Tensor, mask: Tensor) -> Tensor:
+def log_probs_of(policy: Any, ids: Tensor, mask: Tensor) -> Tensor:
     """[B, T - 1]: log-prob of each token given those before it; 0 where the mask is 0.
 
     In place of lm_head, log_softmax and gather: logits [B, T, V] are never formed, and rows of the
@@ -163,6 +164,26 @@ def draw(values: list[float], width: int = 60, height: int = 10) -> str:
     return "\n".join([*lines, f"{0:5.1f} +{'-' * width}", f"{'':7}steps 1 to {len(values)}"])
 
 
+def can_plot() -> bool:
+    """Whether matplotlib is there: asked before a training, not after it."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def save_plot(rewards: list[float], file: str) -> None:
+    """The mean reward of each step, as an image."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4))
+    axes = figure.subplots()
+    axes.plot(range(1, len(rewards) + 1), rewards)
+    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1))
+    figure.savefig(file, dpi=150)
+
+
 def main() -> None:
     """Train, print the metrics, draw the reward."""
     parser = argparse.ArgumentParser(description="GRPO on a toy task with rlk's losses")
@@ -170,11 +191,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", metavar="FILE", help="draw the reward as an image (matplotlib)")
     arguments = parser.parse_args()
-    if arguments.plot:
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            parser.error("--plot: matplotlib is not installed")
+    if arguments.plot and not can_plot():
+        parser.error("--plot: matplotlib is not installed")
 
     torch.set_num_threads(1)  # more are slower for so small a model
     trainer = Trainer(arguments.seed)
@@ -191,11 +209,7 @@ def main() -> None:
     rewards = [m.reward for m in history]
     print(f"\nreward (1: every answer is sorted)\n{draw(rewards)}")
     if arguments.plot:
-        figure = Figure(figsize=(6, 4))
-        axes = figure.subplots()
-        axes.plot(range(1, len(rewards) + 1), rewards)
-        axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1))
-        figure.savefig(arguments.plot, dpi=150)
+        save_plot(rewards, arguments.plot)
 
 
 if __name__ == "__main__":
