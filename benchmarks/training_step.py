@@ -207,11 +207,10 @@ def rlk_apart() -> Head:
 
 def rlk_fused() -> Head:
     """linear_ppo_loss."""
-    function = rlk.jit.linear_ppo_loss
 
     def loss(hidden: Any, weight: Any, batch: Batch, old: Any, ref: Any) -> Any:
-        tokens = batch.target, old, batch.advantages
-        return function(hidden, weight, *tokens, loss_mask=batch.mask, **rlk_options(ref)).loss
+        tokens = batch.target, old, batch.advantages, batch.mask
+        return rlk.jit.linear_ppo_loss(hidden, weight, *tokens, **rlk_options(ref)).loss
 
     return Head(rlk_log_probs, loss)
 
@@ -222,9 +221,8 @@ MAKERS: dict[str, Callable[[], Head]] = {
     "Liger": liger,
     "verl": lambda: parts(by_rows(peers.verl())),
     "rlk": rlk_apart,
+    "rlk linear_ppo_loss": rlk_fused,
 }
-if hasattr(rlk.jit, "linear_ppo_loss"):
-    MAKERS["rlk linear_ppo_loss"] = rlk_fused
 
 
 # --- The step -------------------------------------------------------------------------------------

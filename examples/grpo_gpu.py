@@ -148,20 +148,22 @@ class Trainer:
             for part in torch.arange(len(ids), device=ids.device).split(MICRO_BATCH):
                 mask = answers_of(ids[part])
                 with self.autocast():
-                    log_probs = log_probs_of(self.policy, ids[part], mask)
-                loss, metrics = rlk.jit.ppo_loss(
-                    log_probs,
-                    old[part],
-                    advantages[part],
-                    mask,
-                    eps_clip_low=EPS_CLIP,
-                    eps_clip_high=EPS_CLIP,
-                    ref_log_probs=ref[part],
-                    kl_coef=KL_COEF,
-                    kl_estimator="k3",
-                    loss_reduction="token_mean",
-                    global_tokens=num_tokens,  # the mean is over the batch, not the micro-batch
-                )
+                    loss, metrics = rlk.jit.linear_ppo_loss(
+                        self.policy(ids[part])[:, :-1],
+                        self.policy.lm_head.weight,
+                        ids[part, 1:],
+                        old[part],
+                        advantages[part],
+                        mask,
+                        temperature=TEMPERATURE,
+                        eps_clip_low=EPS_CLIP,
+                        eps_clip_high=EPS_CLIP,
+                        ref_log_probs=ref[part],
+                        kl_coef=KL_COEF,
+                        kl_estimator="k3",
+                        loss_reduction="token_mean",
+                        global_tokens=num_tokens,  # a mean over the batch, not the micro-batch
+                    )
                 loss.backward()
                 sums += torch.stack([metrics.kl_sum, metrics.clip_ratio * metrics.num_active])
             nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
