@@ -473,6 +473,7 @@ def main() -> int:
     content["sizes"] = MODELS[options.model][1]
     heads, content["absent"] = made(options.candidates)
     step = Step(options.model, options.device, options.sequence, options.prompt)
+    facts["versions"]["transformers"] = sys.modules["transformers"].__version__
     runs: list[dict[str, Any]] = []
     for tokens in options.tokens:
         runs += measure(step, heads, tokens, options.seconds)
