@@ -164,7 +164,8 @@ void add_choice(CLI::App& command, const std::string& models, KernelChoice& choi
   };
   add_list("--arch", choice.archs, "Targets such as sm_90a or x86-64-v4; else this machine's")
       ->type_name("ARCH");
-  add_list("--op", choice.ops, "linear_logp, logp, grpo_loss; without it, all");
+  add_list("--op", choice.ops,
+           "linear_logp, linear_ppo_loss, logp, grpo_loss ...; without it, all");
   add_list("--dtype", choice.dtypes, "bf16, fp16, fp32; without it, bf16");
   add_list("--pass", choice.passes, "fwd, bwd; without it, both");
   command.add_option("--tp", choice.shape.num_shards, "Ranks that share the vocabulary's rows")

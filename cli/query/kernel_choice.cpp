@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace rlk::cli {
@@ -52,9 +53,17 @@ std::vector<std::pair<std::string, Target>> target_names() {
   return names;
 }
 
+// Losses from hidden states have the kernels of their head; those of ppo_loss follow from options.
+constexpr std::array k_losses_of_a_head = {"linear_ppo_loss", "linear_grpo_loss",
+                                           "linear_cross_entropy"};
+
 std::vector<std::pair<std::string, const jit::Op*>> op_names() {
   std::vector<std::pair<std::string, const jit::Op*>> names;
-  for (const jit::Op* op : templates::ops()) names.emplace_back(op->name, op);
+  for (const jit::Op* op : templates::ops()) {
+    names.emplace_back(op->name, op);
+    if (op->name != "linear_logp") continue;
+    for (const char* loss : k_losses_of_a_head) names.emplace_back(loss, op);
+  }
   return names;
 }
 

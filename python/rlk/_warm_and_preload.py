@@ -159,9 +159,11 @@ def warm(
             that pass them. "V=256000,D=2304,softcap=30,logit_scale=0.5" says them without one.
         arch: targets such as "sm_90a" or "x86-64-v4"; None: for models, what `preload` without a
             device loads; for traces, the recorded ones. Of a trace, kernels of others are left out.
-        op: "linear_logp", "logp", "grpo_loss"; None: all of these. "det_gemm": the products of the
-            model's linear layers, or of one given as "K=4096,N=12288". The kernels of the others
-            follow from a call's options, not from a model; RLK_TRACE records them.
+        op: "linear_logp", "logp", "grpo_loss"; None: all of these. "linear_ppo_loss",
+            "linear_grpo_loss", "linear_cross_entropy": the kernels of their head, linear_logp's.
+            "det_gemm": the products of the model's linear layers, or of one given as
+            "K=4096,N=12288". The kernels of the others follow from a call's options, not from a
+            model; RLK_TRACE records them.
         dtype: of hidden states and weight, and of logits: "bf16", "fp16", "fp32".
         passes: "fwd", "bwd". Forwards that keep something for a backward are of "fwd".
         tp: ranks that share the vocabulary: each has V / tp of its rows.

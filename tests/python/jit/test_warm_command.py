@@ -47,6 +47,18 @@ def test_plain_lines_where_there_is_no_terminal(cache):
     assert summary.startswith("0 compiled, 1 present, 0 failed in ")
 
 
+def test_losses_from_hidden_states_have_the_kernels_of_their_head(cache):
+    given = ("--arch", LEVEL, "V=40,D=24", "--pass", "fwd")
+    first = run(cache, *given)
+    assert first.returncode == 0
+    for op in ("linear_ppo_loss", "linear_grpo_loss", "linear_cross_entropy"):
+        options = ["--cache-dir", str(cache), "--dtype", "fp32", "--op", op]
+        found = subprocess.run(
+            command(["warm", *options, *given]), capture_output=True, text=True, check=False
+        )
+        assert found.stdout.startswith("0 compiled, 1 present, 0 failed in ")
+
+
 def test_a_bar_on_a_terminal(cache):
     parent, child = pty.openpty()
     process = subprocess.Popen(
