@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiles every CUDA template as it ships and as it is specialized, one test a target and op: each
-// (pass, dtype) generic and at three shapes, two of them by each NVRTC of RLK_TEST_NVRTC. Nothing
-// may spill. What was compiled is kept in the build folder, so that a run compiles only what
-// changed since the last one; all that can be read from the code is checked in each run.
+// Compiles every CUDA template for every target, one test a target and op. Nothing may spill.
+// - Generic: each (pass, dtype), read from the built-in layer, for which the build compiled it.
+// - Specialized: three shapes, two of them by each NVRTC of RLK_TEST_NVRTC, with other tiles. All
+//   of them for bf16 on sm_90a; each other (pass, dtype) and target compiles one of them, its
+//   neighbours another. With RLK_LONG_TESTS all are compiled for all.
+// What was compiled is kept in the build folder, so that a run compiles only what changed since the
+// last one; all that can be read from the code is checked in each run.
 #include "jit/nvrtc/compile_log.hpp"
 #include "jit/nvrtc/cubin_info.hpp"
 #include "jit/nvrtc/nvrtc_compiler.hpp"
 #include "jit/op.hpp"
 #include "jit/ship_kernel.hpp"
 #include "runtime/error.hpp"
+#include "templates/common/types.hpp"
 #include "templates/det_gemm/op.hpp"
 #include "templates/linear_logp/cuda_args.h"
 #include "templates/linear_logp/op.hpp"
 #include "templates/registry.hpp"
+#include "tests/support/long_tests.hpp"
 
 #include <gtest/gtest.h>
 
@@ -81,8 +86,10 @@ const Shape k_shapes[] = {
      {"tile", 0},
      {"det_gemm tile", 2}}};
 
-std::vector<std::unique_ptr<jit::NvrtcCompiler>> compilers() {
-  std::vector<std::unique_ptr<jit::NvrtcCompiler>> made;
+using Compilers = std::vector<std::unique_ptr<jit::NvrtcCompiler>>;
+
+Compilers find_compilers() {
+  Compilers made;
   const char* list = std::getenv("RLK_TEST_NVRTC");
   std::istringstream paths(list != nullptr ? list : "");
   for (std::string path; std::getline(paths, path, ':');) {
@@ -118,15 +125,16 @@ std::optional<jit::Specialization> keeping(jit::Specialization spec) {
   return spec;
 }
 
-struct Variants {
-  std::vector<jit::Specialization> by_all;  // NVRTCs
-  std::vector<jit::Specialization> by_one;
+struct Variant {
+  jit::Specialization spec;
+  jit::NvrtcCompiler* compiler;
 };
 
-// By one will do for the generic variant, which the build has made by the other, for the least
-// shape, whose code is no larger than that of the second, and for other tiles.
-Variants variants(const jit::Specialization& generic) {
-  Variants all{.by_all = {}, .by_one = {generic}};
+// By the first NVRTC alone the least shape, whose code is no larger than that of the second, and
+// other tiles.
+std::vector<Variant> specialized_variants(const jit::Specialization& generic,
+                                          const Compilers& compilers) {
+  std::vector<Variant> all;
   for (const Shape& shape : k_shapes) {
     jit::Specialization spec = generic;
     for (std::size_t i = 0; i < spec.op->constants.size(); ++i) {
@@ -138,13 +146,38 @@ Variants variants(const jit::Specialization& generic) {
     EXPECT_NE(spec, generic) << "no shape has a constant of " << generic.text();
     const bool is_least = &shape == std::end(k_shapes) - 1;
     const auto add = [&](const jit::Specialization& made) {
-      (is_least ? all.by_one : all.by_all).push_back(made);
+      for (const auto& compiler : std::span(compilers).first(is_least ? 1 : compilers.size())) {
+        all.push_back({made, compiler.get()});
+      }
       if (is_least) return;
-      const auto others = generic.op->alternatives(made);
-      all.by_one.insert(all.by_one.end(), others.begin(), others.end());
+      for (const auto& other : generic.op->alternatives(made)) {
+        all.push_back({other, compilers.front().get()});
+      }
     };
     add(spec);
     if (const auto keeps = keeping(spec)) add(*keeps);
+  }
+  return all;
+}
+
+bool compiles_all(const jit::Specialization& generic) {
+  return test::amount(0, 1) == 1 ||
+         (generic.target == Target::sm_90a && generic.values[0] == kBfloat16);
+}
+
+// The nth is counted over the dtypes and passes of an op; targets start at different ones.
+std::vector<Variant> variants(const jit::Specialization& generic, std::size_t nth,
+                              const Compilers& compilers) {
+  std::vector<Variant> all = specialized_variants(generic, compilers);
+  if (!compiles_all(generic)) {
+    const auto target = std::ranges::find(cuda_targets(), generic.target) - cuda_targets().begin();
+    all = {all[(nth + static_cast<std::size_t>(target)) % all.size()]};
+  }
+  // The last one made the built-in layer. By another one none is shipped.
+  const std::size_t num_generic =
+      static_cast<std::size_t>(test::amount(1, static_cast<int>(compilers.size())));
+  for (const auto& compiler : std::span(compilers).last(num_generic)) {
+    all.push_back({generic, compiler.get()});
   }
   return all;
 }
@@ -229,31 +262,28 @@ using OpOfTarget = std::tuple<Target, const jit::Op*>;
 class CudaCompileTest : public ::testing::TestWithParam<OpOfTarget> {};
 
 TEST_P(CudaCompileTest, NothingSpills) {
-  const auto all_compilers = compilers();
-  if (all_compilers.empty()) {
+  const Compilers compilers = find_compilers();
+  if (compilers.empty()) {
     GTEST_SKIP() << "RLK_TEST_NVRTC names no NVRTC: nothing to compile with";
   }
-  cache::DiskStore store(
-      {.read_write = RLK_TEST_KERNEL_CACHE, .budget_bytes = k_cache_budget_bytes});
+  cache::DiskStore store({.read_write = RLK_TEST_KERNEL_CACHE,
+                          .read_only = {RLK_TEST_BUILTIN_LAYER},
+                          .budget_bytes = k_cache_budget_bytes});
   int num_checked = 0, num_new = 0;
+  std::size_t nth = 0;
   const auto& [target, op] = GetParam();
   for (const auto& generic : op->generic_variants(target)) {
-    const Variants all = variants(generic);
-    const auto compile = [&](const jit::Specialization& spec, std::size_t num_compilers) {
-      for (const auto& compiler : std::span(all_compilers).first(num_compilers)) {
-        SCOPED_TRACE(spec.text() + " by " + compiler->identity());
-        try {
-          const auto kernel = jit::ship_kernel(spec, *compiler, store);
-          check(spec, kernel.entry.payload);
-          num_new += kernel.is_new ? 1 : 0;
-          ++num_checked;
-        } catch (const Error& error) {
-          ADD_FAILURE() << error.what();
-        }
+    for (const auto& [spec, compiler] : variants(generic, nth++, compilers)) {
+      SCOPED_TRACE(spec.text() + " by " + compiler->identity());
+      try {
+        const auto kernel = jit::ship_kernel(spec, *compiler, store);
+        check(spec, kernel.entry.payload);
+        num_new += kernel.is_new ? 1 : 0;
+        ++num_checked;
+      } catch (const Error& error) {
+        ADD_FAILURE() << error.what();
       }
-    };
-    for (const auto& spec : all.by_all) compile(spec, all_compilers.size());
-    for (const auto& spec : all.by_one) compile(spec, 1);
+    }
   }
   EXPECT_GT(num_checked, 0);
   std::printf("%d kernels, %d of them compiled now\n", num_checked, num_new);
