@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of rlk-jit share: a cache, a package folder, and the program called in this
-// process.
+// process. What takes JSON is compiled once, in cli_fixture.cpp: it takes seconds.
 #pragma once
 
 #include "cache/disk_store.hpp"
@@ -43,29 +43,11 @@ class CliTest : public testing::Test {
     std::filesystem::create_directories(builtin_);
   }
 
-  Ran run(std::vector<std::string> words, Terminal terminal = {}) const {
-    words.insert(words.begin(), {"rlk-jit", "--cache-dir", folder_, "--package", package_});
-    std::vector<const char*> argv;
-    for (const auto& word : words) argv.push_back(word.c_str());
-    std::ostringstream out;
-    std::ostringstream err;
-    const int code = cli::run(static_cast<int>(argv.size()), argv.data(), terminal, out, err);
-    return {code, out.str(), err.str()};
-  }
-
-  nlohmann::json run_json(std::vector<std::string> words) const {
-    words.push_back("--json");
-    return nlohmann::json::parse(run(std::move(words)).out);
-  }
+  Ran run(std::vector<std::string> words, Terminal terminal = {}) const;
+  nlohmann::json run_json(std::vector<std::string> words) const;
 
   // What doctor finds of a subject, the first of several.
-  nlohmann::json finding(const std::string& subject) const {
-    const auto told = run_json({"doctor"});
-    for (const auto& one : told["findings"]) {
-      if (one["subject"] == subject) return one;
-    }
-    return {};
-  }
+  nlohmann::json finding(const std::string& subject) const;
 
   static cache::Key key_of(const std::string& name) {
     return cache::KeyBuilder().field("op", "toy").field("specialization", name).finish();
@@ -75,18 +57,7 @@ class CliTest : public testing::Test {
 
   // Puts an entry and returns its file.
   static std::string put(const std::string& folder, const std::string& name,
-                         const std::string& made_by = compiler) {
-    const nlohmann::ordered_json metadata = {{"name", name},
-                                             {"target", "x86-64-v3"},
-                                             {"compiler", made_by},
-                                             {"constants", {{"kV", 4711}, {"name", "inner"}}},
-                                             {"created", std::time(nullptr) - 7200},
-                                             {"compile_ms", 187.4},
-                                             {"code_bytes", 4200}};
-    cache::DiskStore({.read_write = folder})
-        .put({key_of(name).bytes, metadata.dump(), std::vector<std::byte>(5000)}, made_by);
-    return folder + '/' + cache::entry_file_name(digest_of(name), made_by);
-  }
+                         const std::string& made_by = compiler);
 
   test::TempDir temp_;
   std::string folder_ = temp_ / "cache";
