@@ -23,7 +23,7 @@ void widen(CudaCopy& copy) {
 }  // namespace
 
 void* CudaCopies::add(Arena& arena, const Tensor& tensor, int num_axes, Int64 cols,
-                      Int64 col_stride, Int64 pitch) {
+                      Int64 col_stride, Int64 pitch, void* to) {
   CudaCopy& made = copies_.at(num_copies_++);
   made.from = tensor.data;
   made.num_rows = 1;
@@ -37,7 +37,8 @@ void* CudaCopies::add(Arena& arena, const Tensor& tensor, int num_axes, Int64 co
     made.num_rows *= tensor.shape[axis];
   }
   made.element_bytes = static_cast<int>(size_bytes(tensor.dtype));
-  void* const to = made.to = arena.take_bytes(made.num_rows * pitch * made.element_bytes);
+  if (to == nullptr) to = arena.take_bytes(made.num_rows * pitch * made.element_bytes);
+  made.to = to;
   widen(made);
   return to;
 }

@@ -14,9 +14,10 @@ namespace rlk {
 // The copies of a call, in the order in which they were asked for.
 class CudaCopies {
  public:
-  // A copy of `tensor` [num_axes axes..., cols] with rows of `pitch` elements.
+  // A copy of `tensor` [num_axes axes..., cols] with rows of `pitch` elements, to `to` where that
+  // is not null.
   void* add(Arena& arena, const Tensor& tensor, int num_axes, Int64 cols, Int64 col_stride,
-            Int64 pitch);
+            Int64 pitch, void* to = nullptr);
 
   std::size_t size() const { return num_copies_; }
   std::span<const CudaCopy> all() const { return {copies_.data(), num_copies_}; }

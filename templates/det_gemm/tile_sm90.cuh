@@ -55,10 +55,11 @@ struct StoreSm90 {
     tile.sync_group();
   }
 
-  RLK_DEVICE void load(Loop& tile, TilePosition) {
+  RLK_DEVICE int load(Loop& tile, TilePosition) {
     const Place at = place(tile);
     for_each_in_memory_sm90(tile, out_kind(a) == 2 ? at.num_rows : 0, at.num_cols,
                             row_start<float>(tile), [](float& sum, float x) { sum = x; });
+    return 1;
   }
 
   RLK_DEVICE void end(Loop& tile, TilePosition) {

@@ -95,6 +95,10 @@ RLK_DEVICE Sums4 join_segments(const float* first, Int64 step, int count) {
 
 extern "C" __global__ void __launch_bounds__(1024)
     rlk_linear_logp_bwd_rows(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
+  if (a.unless_one && *a.unless_one == 1.0f) {
+    if (threadIdx.x == 0) *a.num_active = -1;
+    return;
+  }
   rlk::list_active_rows(a, false);
 }
 
@@ -130,6 +134,9 @@ extern "C" __global__ void __launch_bounds__(512)
   }
   __syncthreads();
   if (threadIdx.x == 0) *a.call_shift = least == 127 ? 0 : least;
+  if constexpr (kUsesSm90Loop) {
+    if (a.chunk.terms) begin_chunk(a);
+  }
 }
 
 // fp16: hidden rows for grad_weight, each smaller by the power of two that its dZ was raised by
@@ -181,26 +188,36 @@ extern "C" __global__ void __launch_bounds__(256)
 RLK_PRODUCT(dh, kGradientThreads)
 RLK_PRODUCT(dw, kGradientThreads)
 
+// After the products of a chunk that is not the last.
+extern "C" __global__ void __launch_bounds__(256)
+    rlk_linear_logp_bwd_carry(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
+  if constexpr (rlk::kUsesSm90Loop) rlk::carry_rows(a);
+}
+
 // Joins the sums of a strip's segments, then with those of the waves before, and keeps the result
-// or writes grad_hidden. A block a row.
+// or writes grad_hidden, zeros in rows that are not active. A block a row.
 extern "C" __global__ void __launch_bounds__(256)
     rlk_linear_logp_bwd_join(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
   using namespace rlk;
   const Int64 row = a.first_row + blockIdx.x, pitch = a.sum_pitch;
-  if (row >= num_active(a)) return;
+  const Int64 count = num_active(a);
+  if (count < 0 || row >= (a.to_level < 0 ? a.num_rows : count)) return;
   float factor = 1.0f;
-  if (kX == kFloat16 && a.to_level < 0) factor = power_of_two(-a.row_shift[row]);
+  if (kX == kFloat16 && a.to_level < 0 && row < count) factor = power_of_two(-a.row_shift[row]);
   const Int64 to = call_row(a, row) * dim(a);
   const bool rounds = a.grad_hidden_type == kX;
 #pragma unroll 1
   for (Int64 col = threadIdx.x * 4; col < pitch; col += 4 * 256) {
-    Sums4 sum = join_segments<kLogpSegments>(a.segment_sums + blockIdx.x * pitch + col,
-                                             a.strip_rows * pitch, a.wave.num_segments);
-    float* level = a.wave_sums + row * pitch + col;
+    Sums4 sum = {};
+    if (row < count) {
+      sum = join_segments<kLogpSegments>(a.segment_sums + blockIdx.x * pitch + col,
+                                         a.strip_rows * pitch, a.wave.num_segments);
+      float* level = a.wave_sums + row * pitch + col;
 #pragma unroll 1
-    for (int levels = a.add_levels; levels != 0; levels >>= 1) {
-      if (levels & 1) sum = load_sums(level) + sum;
-      level += a.num_rows * pitch;
+      for (int levels = a.add_levels; levels != 0; levels >>= 1) {
+        if (levels & 1) sum = load_sums(level) + sum;
+        level += a.num_rows * pitch;
+      }
     }
     if (a.to_level >= 0) {
       *reinterpret_cast<float4*>(a.wave_sums + (a.to_level * a.num_rows + row) * pitch + col) =
@@ -221,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // grad_bias of 32 columns of the wave. Chain c sums active rows c, c + 8, ...; chains join in
-// order.
+// order. Those of a chunk go on from, and wait for, other chunks: its terms are whole eights.
 extern "C" __global__ void __launch_bounds__(256)
     rlk_linear_logp_bwd_db(const __grid_constant__ rlk::LinearLogpCudaArgs a) {
   using namespace rlk;
@@ -230,18 +247,26 @@ extern "C" __global__ void __launch_bounds__(256)
   // Widths are multiples of 32.
   const int segment = static_cast<int>(blockIdx.x) / (a.wave.width / 32);
   const int at = static_cast<int>(blockIdx.x) % (a.wave.width / 32) * 32 + lane;
-  const T* const dz = static_cast<const T*>(a.wave.grad_logits) + segment * a.wave.step + at;
-  const Int64 count = num_active(a);
+  const LinearLogpTerms terms = terms_of(a);
+  if (terms.count < 0) return;
+  const T* const dz = static_cast<const T*>(a.wave.grad_logits) + terms.first * a.wave.pitch +
+                      segment * a.wave.step + at;
+  const WaveSegment columns = wave_segment(a, segment);
+  float* const waiting = kUsesSm90Loop && a.chunk.bias_sums && at < columns.cols
+                             ? a.chunk.bias_sums + chain * vocab(a) + columns.begin + at
+                             : nullptr;
   float sum = 0.0f;
+  if (terms.has_sums && waiting) sum = *waiting;
 #pragma unroll 4
-  for (Int64 i = chain; i < count; i += 8) {
+  for (Int64 i = chain; i < terms.count; i += 8) {
     float x = Element<kX>::to_float(dz[i * a.wave.pitch]);
     if (kX == kFloat16) x = x * power_of_two(-a.row_shift[i]);
     sum = sum + x;
   }
+  if (waiting && !a.chunk.is_last) *waiting = sum;
   sums[chain][lane] = sum;
   __syncthreads();
-  const WaveSegment columns = wave_segment(a, segment);
+  if (!a.grad_bias) return;
   if (chain != 0 || at >= columns.cols) return;
 #pragma unroll
   for (int c = 1; c < 8; ++c) sum = sum + sums[c][lane];

@@ -220,7 +220,9 @@ RLK_DEVICE void turn_strip(const Args& a, int strip, int warps, Int64 first, Int
 // Where all rows are active a warp takes a strip and a part of the rows; else a block takes a strip
 // and all of them.
 RLK_DEVICE void turn_kept(const Args& a) {
-  const Int64 count = num_active(a), filled = min(filled_rows(count), a.num_rows);
+  // Zeros up to the last term that a step of the sums over rows reads, wherever a chunk's begin.
+  const Int64 beyond = a.chunk.terms ? kLinearLogpCarriedRows : 0;
+  const Int64 count = num_active(a), filled = min(filled_rows(count + beyond), a.num_rows);
   const bool moves = count < a.num_rows;
   const int strips =
       a.wave.num_segments * static_cast<int>(ceil_div(a.wave.width, kLinearLogpKeptStrip));
@@ -232,6 +234,64 @@ RLK_DEVICE void turn_kept(const Args& a) {
 #pragma unroll 1
   for (; strip < strips; strip += step) {
     turn_strip(a, strip, moves ? 8 : 1, first, min(first + part, filled));
+  }
+}
+
+// --- Chunks of rows.
+
+RLK_DEVICE LinearLogpTerms terms_of(const Args& a) {
+  if (kUsesSm90Loop && a.chunk.terms) return *a.chunk.terms;
+  return {0, num_active(a), 0, 0};
+}
+
+// By all threads of a block: the terms of the chunk's sums, and what the next one finds. Sums are
+// of whole steps of the loop but in the last chunk, whose hidden rows get zeros as dZ does.
+RLK_DEVICE void begin_chunk(const Args& a) {
+  const LinearLogpCudaChunk& chunk = a.chunk;
+  const Int64 count = num_active(a);
+  if (threadIdx.x == 0) {
+    const Int64 waiting = chunk.is_first ? 0 : chunk.state[0], all = waiting + count;
+    const Int64 left = chunk.is_last ? 0 : all % kLinearLogpCarriedRows;
+    const int has_sums = !chunk.is_first && chunk.state[1] != 0;
+    *chunk.terms = {-waiting, all - left, left, has_sums};
+    chunk.state[0] = left;
+    chunk.state[1] = has_sums || all > left;
+  }
+  if (!chunk.is_last) return;
+  const Int64 end = min(count + kLinearLogpCarriedRows, a.num_rows) * a.gathered_pitch;
+  Sm90Type* const hidden = static_cast<Sm90Type*>(const_cast<void*>(a.gathered));
+#pragma unroll 1
+  for (Int64 i = count * a.gathered_pitch + threadIdx.x * 8; i < end; i += blockDim.x * 8) {
+    st_global(hidden + i, {0, 0, 0, 0});
+  }
+}
+
+// Moves the rows that are left to where they wait, by a thread for each 16 bytes of a row of dZ and
+// of hidden, ascending: they may move within themselves.
+RLK_DEVICE void carry_rows(const Args& a) {
+  const LinearLogpTerms terms = *a.chunk.terms;
+  const Int64 from = terms.first + terms.count, to = -terms.num_left;
+  if (from == to) return;
+  Sm90Type* matrix = static_cast<Sm90Type*>(a.wave.grad_logits);
+  Int64 pitch = a.wave.pitch, col = (Int64{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
+  if (col >= pitch) {
+    col -= pitch;
+    matrix = static_cast<Sm90Type*>(const_cast<void*>(a.gathered));
+    pitch = a.gathered_pitch;
+    if (col >= pitch) return;
+  }
+  const int num_rows = static_cast<int>(terms.num_left);
+#pragma unroll 1
+  for (int row = 0; row < num_rows; row += 8) {
+    unsigned x[8][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (row + i < num_rows) ld_stream(x[i], matrix + (from + row + i) * pitch + col);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (row + i < num_rows) st_global(matrix + (to + row + i) * pitch + col, x[i]);
+    }
   }
 }
 
@@ -283,10 +343,11 @@ class SegmentSums {
     return [first = static_cast<float*>(place.first),
             pitch = static_cast<int>(a.sum_pitch)](int row) { return first + Int64{row} * pitch; };
   }
-  RLK_DEVICE void load(Loop& tile, TilePosition) {
+  RLK_DEVICE int load(Loop& tile, TilePosition) {
     const PlaceSm90& place = places[tile.group()];
     for_each_in_memory_sm90(tile, a.wave.first_leaf > 0 ? place.num_rows : 0, place.num_cols,
                             row_start(place), [](float& sum, float x) { sum = x; });
+    return 1;
   }
   RLK_DEVICE void end(Loop& tile, TilePosition) {
     const PlaceSm90& place = places[tile.group()];
@@ -313,19 +374,22 @@ RLK_DEVICE void make_dh_sm90(const Args& a, const LinearLogpCudaGradMaps& maps) 
 class WeightSums {
  public:
   using Loop = GradientSm90Loop<true>;
-  static constexpr bool kLoads = false;
+  static constexpr bool kLoads = true;
   static constexpr int kTailCols = kD < 0 ? -1 : kD % Loop::kCols;
   const Args& a;
   PlaceSm90 (&places)[2];
   unsigned slabs;
-  int row_tiles;  // of a segment
+  int row_tiles;      // of a segment
+  int first_term;     // of both tensor maps
+  const float* sums;  // of rows before, or null
 
   RLK_DEVICE int num_cols(TilePosition at) const {
     return static_cast<int>(dim(a)) - static_cast<int>(at.col) * Loop::kCols;
   }
   RLK_DEVICE TileSource source(TilePosition at) const {
     const auto [segment, index] = tile_of_segment(at.row, row_tiles);
-    return {segment * a.wave.step + index * Loop::kRows, static_cast<int>(at.col) * Loop::kCols};
+    return {segment * a.wave.step + index * Loop::kRows, static_cast<int>(at.col) * Loop::kCols,
+            first_term, first_term};
   }
   RLK_DEVICE void begin(Loop& tile, TilePosition at) {
     tile.sync_group();  // the last tile's place was read
@@ -334,13 +398,24 @@ class WeightSums {
       const int row0 = index * Loop::kRows;
       const int col0 = static_cast<int>(at.col) * Loop::kCols;
       const WaveSegment columns = wave_segment(a, segment);
-      const Int64 first = (columns.begin + row0) * dim(a) + col0;
+      const Int64 first = first_of(at);
       places[tile.group()] = {
           static_cast<char*>(a.grad_weight) +
               first * (a.grad_weight_type == kSm90Type ? int{sizeof(Sm90Type)} : 4),
           columns.cols - row0, static_cast<int>(min<Int64>(dim(a) - col0, Loop::kCols))};
     }
     tile.sync_group();
+  }
+  RLK_DEVICE int load(Loop& tile, TilePosition at) {
+    if (!sums) return 0;
+    const PlaceSm90& place = places[tile.group()];
+    for_each_in_memory_sm90(
+        tile, place.num_rows, place.num_cols,
+        [first = sums + first_of(at), pitch = static_cast<int>(dim(a))](int row) {
+          return first + Int64{row} * pitch;
+        },
+        [](float& sum, float x) { sum = x; });
+    return 1;
   }
   RLK_DEVICE void end(Loop& tile, TilePosition) {
     if (kSm90Type == kFloat16) scale_tile(tile, power_of_two(-*a.call_shift));
@@ -359,6 +434,11 @@ class WeightSums {
   }
 
  private:
+  // Of the tile's first element among the matrix's.
+  RLK_DEVICE Int64 first_of(TilePosition at) const {
+    const auto [segment, index] = tile_of_segment(at.row, row_tiles);
+    return (wave_segment(a, segment).begin + index * Loop::kRows) * dim(a) + at.col * Loop::kCols;
+  }
   template <class Stored>
   RLK_DEVICE auto row_start(const PlaceSm90& place) const {
     return [first = static_cast<Stored*>(place.first), pitch = static_cast<int>(dim(a))](int row) {
@@ -379,13 +459,21 @@ RLK_DEVICE void make_dw_sm90(const Args& a, const LinearLogpCudaGradMaps& maps) 
   __shared__ Loop::Shared barriers;
   __shared__ PlaceSm90 places[2];
   const int num_rows = static_cast<int>(num_active(a));
+  const LinearLogpTerms terms = terms_of(a);
+  const int count = static_cast<int>(terms.count), first = static_cast<int>(terms.first);
+  if (num_rows < 0 || (count == 0 && a.chunk.terms && !a.chunk.is_last)) return;
   const int row_tiles = static_cast<int>(ceil_div(a.wave.width, Loop::kRows));
   const Raster raster(a.wave.num_segments * row_tiles, ceil_div(dim(a), Loop::kCols),
                       a.group_tiles);
   const TensorMap& hidden = num_rows < a.num_rows ? maps.gathered_lanes : maps.hidden_lanes;
-  WeightSums sums{a, places, shared_address(stages) + Loop::kSharedBytes, row_tiles};
-  Loop::run({maps.grad_logits_lanes, hidden, num_rows ? num_rows : 1, raster, nullptr}, barriers,
-            stages, sums);
+  WeightSums sums{a,
+                  places,
+                  shared_address(stages) + Loop::kSharedBytes,
+                  row_tiles,
+                  a.chunk.terms ? first + kLinearLogpCarriedRows : 0,
+                  terms.has_sums ? a.chunk.weight_sums : nullptr};
+  Loop::run({maps.grad_logits_lanes, hidden, count ? count : 1, raster, nullptr}, barriers, stages,
+            sums);
 }
 
 }  // namespace rlk

@@ -116,6 +116,7 @@ RLK_DEVICE void make_dh_tile(const Args& a) {
 }
 
 RLK_DEVICE void make_dw_tile(const Args& a) {
+  if (num_active(a) < 0) return;
   using Loop = Loops<kX, GradientShape>::LL;
   const int row_tiles = static_cast<int>(ceil_div(a.wave.width, kGradientTile.rows));
   const TilePosition at = tile_position(a.wave.num_segments * row_tiles,

@@ -17,7 +17,8 @@ namespace {
 bool has_chunks(const LinearLogpCall& call, Target target) {
   if (call.softcap || call.entropy_grad || call.grad_entropy.present()) return false;
   if (call.num_ids != 0 || call.parts.present()) return false;
-  return backend(target) == Backend::cpu;
+  if (backend(target) == Backend::cpu) return true;
+  return call.hidden.dtype == DType::bf16 && linear_logp_keeps(call, target);
 }
 
 void expect_like(const LinearLogpCall& call, const Tensor& given, const Tensor& wanted,

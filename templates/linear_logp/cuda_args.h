@@ -93,6 +93,23 @@ struct LinearLogpWave {
   void* grad_logits;
 };
 
+// The rows of a sum over rows: `count` active ones from row `first` on, which is below 0 where rows
+// of earlier chunks wait; after them num_left rows are left for the next chunk.
+struct LinearLogpTerms {
+  long long first, count, num_left;
+  int has_sums;  // of rows before, which the sum goes on from
+};
+
+// Of a backward over a chunk of rows (LinearLogpChunk); sm_90a alone. kLinearLogpCarriedRows rows
+// lie before row 0 of dZ, which has the memory of `kept`, and of `gathered`: the last of them wait.
+struct LinearLogpCudaChunk {
+  LinearLogpTerms* terms;  // [1], made by the step grads; null: the call has all rows
+  long long* state;        // [2]: rows that wait; whether there are sums
+  int is_first, is_last;
+  const float* weight_sums;  // [vocab][dim] of rows before
+  float* bias_sums;          // [kLinearLogpBiasChains][vocab], read and written; or null
+};
+
 // Exponentials that a forward keeps for its backward (exponentials.cuh), of type kX: of the first
 // num_segments segments for each row of the call, [num_rows][pitch]. Each has `step` columns:
 // `width` as in a wave of whole segments, then the maxima of its leaves as float32.
@@ -136,6 +153,7 @@ struct LinearLogpCudaArgs : LogpCudaRows {
   float* target_logit;               // [strip_rows]
 
   LinearLogpKept kept;  // sm_90a alone; the forward writes, the backward reads it
+  LinearLogpCudaChunk chunk;
 
   unsigned* next_tile;  // sm_90a: counter of the launch, 0 before it
 
@@ -144,6 +162,7 @@ struct LinearLogpCudaArgs : LogpCudaRows {
   int group_tiles;
 
   // Backward.
+  const float* unless_one;      // or null: where it is 1 nothing is done, and num_active is -1
   LinearLogpRowGrad* row_grad;  // [num_rows] of active rows, made by the step grads
   int* row_shift;               // [num_rows] fp16: brings a bound of |dZ| into [2^13, 2^14); else 0
   int* call_shift;              // [1] the shift of the largest bound of the call

@@ -61,6 +61,7 @@ class Planner {
     rows();
     operands();
     gradients();
+    chunk();
     const Int64 rows = std::max<Int64>(args().num_rows, 1);
     args().row_grad = arena_.take<LinearLogpRowGrad>(rows);
     args().row_shift = arena_.take<int>(rows);
@@ -125,7 +126,9 @@ class Planner {
     const auto leading = static_cast<std::size_t>(hidden.rank - 1);
     const auto stride = flat_stride(hidden.dims().first(leading), hidden.steps().first(leading));
     const Int64 num_rows = args().num_rows;
-    const bool in_place = stride && is_aligned(hidden, num_rows, *stride);
+    // A chunk's rows lie behind those that wait.
+    void* const own = call_.chunk != nullptr ? after_carried(call_.chunk->hidden) : nullptr;
+    const bool in_place = own == nullptr && stride && is_aligned(hidden, num_rows, *stride);
     // The backward's products and tensor maps read hidden's rows as they lie, so active ones are
     // gathered.
     const bool gathers = compacts_ && (call_.pass == jit::Pass::bwd || loop_.is_sm90);
@@ -135,7 +138,7 @@ class Planner {
     }
     if (!in_place || gathers) {
       const void* const copied = plan_.copies.add(arena_, hidden, hidden.rank - 1, args().dim,
-                                                  hidden.strides[hidden.rank - 1], pitch);
+                                                  hidden.strides[hidden.rank - 1], pitch, own);
       CudaCopy& made = plan_.copies.last();
       made.rows = args().rows;
       made.num_active = args().num_active;
@@ -160,6 +163,28 @@ class Planner {
       args().weight = plan_.copies.add(arena_, weight, 1, args().dim, weight.strides[1], pitch);
       args().weight_pitch = pitch;
     }
+  }
+
+  // The first row of a chunk's own in memory of its and of those that wait.
+  static void* after_carried(const Tensor& memory) {
+    return static_cast<std::byte*>(memory.data) +
+           kLinearLogpCarriedRows * memory.shape[1] * static_cast<Int64>(size_bytes(memory.dtype));
+  }
+
+  void chunk() {
+    args().unless_one = static_cast<const float*>(call_.unless_one.data);
+    if (call_.chunk == nullptr) return;
+    const LinearLogpChunk& given = *call_.chunk;
+    plan_.carried_rows = kLinearLogpCarriedRows;
+    LinearLogpCudaChunk& chunk = args().chunk;
+    chunk.terms = arena_.take<LinearLogpTerms>(1);
+    chunk.state = static_cast<long long*>(given.state.data);
+    chunk.is_first = given.is_first ? 1 : 0;
+    chunk.is_last = given.is_last ? 1 : 0;
+    chunk.weight_sums = static_cast<const float*>(given.weight_sums.data);
+    chunk.bias_sums = static_cast<float*>(given.bias_sums.data);
+    args().gathered = plan_.gathered.data;
+    args().gathered_pitch = plan_.gathered.pitch;
   }
 
   void gradients() {

@@ -19,8 +19,10 @@ struct CudaPlan {
   std::span<const CudaCopy> row_copies() const { return copies.all().first(num_row_copies); }
   std::span<const CudaCopy> operand_copies() const { return copies.all().subspan(num_row_copies); }
 
-  // For the loop of sm_90a: hidden as it lies and its active rows side by side.
+  // For the loop of sm_90a: hidden as it lies and its active rows side by side. What the sums over
+  // rows read of a chunk begins carried_rows rows before, in dZ too.
   runtime::cuda::MatrixView hidden, gathered;
+  Int64 carried_rows = 0;
 
   // Backward: waves, and their segments and leaves of a segment; the last of each may have fewer.
   int num_waves = 0, wave_segments = 0, wave_leaves = 0;

@@ -55,9 +55,10 @@
 //       rlk_linear_logp_bwd_join    strip_rows x 256; where the wave ends its segments
 //     rlk_linear_logp_bwd_dw        gradient tiles of (segments * width) x dim    grad_weight
 //     rlk_linear_logp_bwd_db        ceil(segments * width / 32) x 256           grad_bias
+//     rlk_linear_logp_bwd_carry     a thread for 16 bytes of a row of dZ and of hidden, x 256; of a
+//                                   chunk of rows that is not the last (LinearLogpCudaChunk)
 //     sm_90a, 16 bits: dz, dh, dw are any x 384, and LinearLogpCudaGradMaps follows their argument.
-// grad_hidden must be 0 before where rows may be inactive; strips and waves never show in the
-// result.
+// Strips and waves never show in the result.
 //
 // Operations: forward 2*N*V*D, backward 6*N*V*D. Memory: forward 8*N*leaves bytes written and
 // read once, 4 more with entropy, 12 more with statistics; backward a wave of dZ written once and

@@ -31,13 +31,14 @@ enum BwdStep {
   k_bwd_dh,
   k_bwd_join,
   k_bwd_dw,
-  k_bwd_db
+  k_bwd_db,
+  k_bwd_carry
 };
-constexpr const char* k_bwd_entries[] = {"rlk_linear_logp_bwd_rows",  "rlk_linear_logp_bwd_pack",
-                                         "rlk_linear_logp_bwd_grads", "rlk_linear_logp_bwd_shift",
-                                         "rlk_linear_logp_bwd_dz",    "rlk_linear_logp_bwd_turn",
-                                         "rlk_linear_logp_bwd_dh",    "rlk_linear_logp_bwd_join",
-                                         "rlk_linear_logp_bwd_dw",    "rlk_linear_logp_bwd_db"};
+constexpr const char* k_bwd_entries[] = {
+    "rlk_linear_logp_bwd_rows",  "rlk_linear_logp_bwd_pack", "rlk_linear_logp_bwd_grads",
+    "rlk_linear_logp_bwd_shift", "rlk_linear_logp_bwd_dz",   "rlk_linear_logp_bwd_turn",
+    "rlk_linear_logp_bwd_dh",    "rlk_linear_logp_bwd_join", "rlk_linear_logp_bwd_dw",
+    "rlk_linear_logp_bwd_db",    "rlk_linear_logp_bwd_carry"};
 
 // Queues steps of one kernel on one stream.
 class Queue {
@@ -101,6 +102,7 @@ int shared_bytes(const LinearLogpSm90Tile& tile, bool stores) {
 
 bool writes_nothing(const LinearLogpCall& call) {
   if (call.pass == jit::Pass::fwd) return call.target.num_elements() == 0;
+  if (call.chunk != nullptr) return false;
   return !call.grad_hidden.present() && !call.grad_weight.present() && !call.grad_bias.present();
 }
 
@@ -221,15 +223,22 @@ GradSteps grad_steps_sm90(Driver& driver, const LinearLogpCall& call, const Cuda
   const MatrixView grad_logits{args.wave.grad_logits, args.num_rows, args.wave.pitch,
                                args.wave.pitch};
   mapper.map(maps.grad_logits, grad_logits, kLinearLogpSm90HiddenTile.rows);
-  mapper.map(maps.grad_logits_lanes, grad_logits, 64);
+  // What sums over rows read: from the rows on that wait.
+  const auto over_rows = [&](TensorMap& map, MatrixView matrix) {
+    matrix.data = static_cast<const std::byte*>(matrix.data) -
+                  plan.carried_rows * matrix.pitch * plan.element_bytes;
+    matrix.num_rows += plan.carried_rows;
+    mapper.map(map, matrix, 64);
+  };
+  over_rows(maps.grad_logits_lanes, grad_logits);
   mapper.map(maps.weight_lanes, Mapper::weight(plan), 64);
   if (args.hidden_shifted != nullptr) {
     mapper.map(maps.hidden_lanes,
                {args.hidden_shifted, args.num_rows, args.dim, args.hidden_shifted_pitch}, 64);
     maps.gathered_lanes = maps.hidden_lanes;
   } else {
-    mapper.map(maps.hidden_lanes, plan.hidden, 64);
-    mapper.map(maps.gathered_lanes, plan.gathered, 64);
+    over_rows(maps.hidden_lanes, plan.hidden);
+    over_rows(maps.gathered_lanes, plan.gathered);
   }
   return steps;
 }
@@ -256,7 +265,7 @@ class Wave {
       step(k_bwd_dw, tile,
            wave.num_segments * ceil_div(wave.width, tile.rows) * ceil_div(args_.dim, tile.cols));
     }
-    if (args_.grad_bias != nullptr) {
+    if (args_.grad_bias != nullptr || args_.chunk.bias_sums != nullptr) {
       queue_.step(k_bwd_db, ceil_div(Int64{wave.num_segments} * wave.width, 32), 256, args_);
     }
   }
@@ -329,6 +338,8 @@ void launch_bwd(Queue& queue, CudaPlan& plan, const GradSteps& steps) {
       if (args.next_tile != nullptr) ++args.next_tile;
     }
   }
+  if (args.chunk.terms == nullptr || args.chunk.is_last != 0) return;
+  queue.step(k_bwd_carry, ceil_div((args.wave.pitch + args.gathered_pitch) / 8, 256), 256, args);
 }
 
 }  // namespace
@@ -399,7 +410,6 @@ void launch_linear_logp_cuda(const LoadedKernel& kernel, const LinearLogpCall& c
                              settings.max_sms)
             : MainStep{logits.rows, logits.threads(), logits.shared_bytes(plan.element_bytes)});
   } else {
-    if (call.grad_hidden.present()) queue.zero(call.grad_hidden);  // rows that are not active stay
     launch_bwd(queue, plan,
                loop.is_sm90 ? grad_steps_sm90(driver, call, plan, sm90, settings.max_sms)
                             : grad_steps(logits, gradient, plan.element_bytes));

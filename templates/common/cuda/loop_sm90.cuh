@@ -22,8 +22,9 @@
 // others are multiplied whole; what lies beyond the product is 0), and functions called by the
 // warpgroup of a tile: begin(tile, position) before its product, end(tile, position) with the
 // accumulators, which it reads through row(), col() and at() as those of LoopSm80; and, where the
-// constant kLoads says so, load(tile, position), which sets the accumulators that the product is
-// added to. kTailCols: num_cols of most tiles that are not whole, or -1 where that is not known.
+// constant kLoads says so, load(tile, position), which gives 1 where it has set the accumulators
+// that the product is added to, else 0. kTailCols: num_cols of most tiles that are not whole, or -1
+// where that is not known.
 #pragma once
 
 #include "common/cuda/element.cuh"
@@ -319,12 +320,13 @@ class LoopSm90 {
       LoopSm90 tile;  // a new one: else the compiler would carry accumulators from tile to tile
       tile.row0_ = row0;
       epilogue.begin(tile, position);
-      if constexpr (Epilogue::kLoads) epilogue.load(tile, position);
+      int adds = 0;  // a constant where the epilogue always or never loads
+      if constexpr (Epilogue::kLoads) adds = epilogue.load(tile, position);
       // In ping-pong the tensor cores are one warpgroup's at a time, in the order of the copies.
       if (kPingPong) bar_sync(1 + tile.group(), 256);
       const int num_cols = epilogue.num_cols(position);
       const auto multiply = [&]<int kN>(Constant<kN>) {
-        tile.template multiply<kN, Epilogue::kLoads>(shared, stages, num_steps, stage);
+        tile.template multiply<kN>(shared, stages, num_steps, stage, adds);
       };
       constexpr Constant<has_product<Epilogue>(64) ? 64 : kCols> kLeast;
       constexpr Constant<has_product<Epilogue>(128) ? 128 : kCols> kMiddle;
@@ -355,9 +357,10 @@ class LoopSm90 {
     }
   }
 
-  // Of the tile's first kN columns; others become 0. kAdds: to what the accumulators are.
-  template <int kN, bool kAdds>
-  RLK_DEVICE void multiply(Shared& shared, unsigned stages, int num_steps, Turn<kStages>& stage) {
+  // Of the tile's first kN columns; others become 0. adds: 1 adds to what the accumulators are.
+  template <int kN>
+  RLK_DEVICE void multiply(Shared& shared, unsigned stages, int num_steps, Turn<kStages>& stage,
+                           int adds) {
     constexpr int kBlocks = kRowsOfGroup / 64;
 #pragma unroll
     for (int i = kN / 2; i < kCols / 2; ++i) {
@@ -382,7 +385,7 @@ class LoopSm90 {
           for (int m = 0; m < kBlocks; ++m) {
             Wgmma<kX>::template run<kN, PanelA::kAlongLanes, PanelB::kAlongLanes>(
                 c_[m], a + m * PanelA::kNext64Lanes + k * PanelA::kNext16Terms,
-                b + k * PanelB::kNext16Terms, kAdds ? 1 : step + box + k);
+                b + k * PanelB::kNext16Terms, adds | (step + box + k));
           }
         }
       }

@@ -38,7 +38,7 @@ struct LogpCudaRows : LogitOptions {
 
   // The active rows, numbered anew, ascending. Made by the step rows (list_active_rows) where a
   // mask or ignore_index is given, null elsewhere and where each row is asked in its turn.
-  long long* rows;        // [num_rows]
+  long long* rows;        // [num_rows]; in a backward the others after them
   long long* num_active;  // [1]
 
   LogpCudaArray target;       // [num_rows] integers: ids of all ranks

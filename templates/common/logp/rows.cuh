@@ -77,7 +77,8 @@ RLK_DEVICE bool has_upstream(const LogpCudaRows& a, Int64 row) {
 }
 
 // Lists the active rows, ascending, in one block of 1024 threads. Gives the others, in the forward,
-// their neutral values. Four rows a thread at once, so that their loads overlap.
+// their neutral values, else lists them after the active ones, descending. Four rows a thread at
+// once, so that their loads overlap.
 RLK_DEVICE void list_active_rows(const LogpCudaRows& a, bool forward) {
   constexpr int kParts = 4;
   __shared__ int count[kParts][32];  // active rows of a warp, then of those before it in the part
@@ -116,10 +117,15 @@ RLK_DEVICE void list_active_rows(const LogpCudaRows& a, bool forward) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const Int64 row = first + part * 1024 + threadIdx.x;
+      const Int64 place = num_listed + count[part][warp] + __popc(votes[part] & before);
       if (active[part]) {
-        a.rows[num_listed + count[part][warp] + __popc(votes[part] & before)] = row;
-      } else if (forward && row < a.num_rows) {
-        write_neutral(a, row);
+        a.rows[place] = row;
+      } else if (row < a.num_rows) {
+        if (forward) {
+          write_neutral(a, row);
+        } else {
+          a.rows[a.num_rows - 1 - (row - place)] = row;
+        }
       }
       num_listed += part_count[part];
     }

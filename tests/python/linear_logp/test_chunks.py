@@ -1,135 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backwards over chunks of rows: the bits of one backward over all, whatever the chunks."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
+from chunks import GARBAGE, at_once, by_chunks, call_of, forward, garbage, memory_of, upstream_of
 from devices import torch_name
-from problems import DTYPES, problem
-from tensors import tensor, torch, upload
+from problems import DTYPES
+from tensors import tensor, torch
 
 import rlk
 from rlk import _core
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("device", "generic")]
 
-SAVED = ("log_prob", "row_max", "row_log_sum")
-PER_ROW = ("hidden", "target", "mask", "temperature", "grad_output", "grad_lse", *SAVED)
-GARBAGE = float("nan")
 
-
-def has_chunks(_dtype):
-    return torch_name() == "cpu"
+def has_chunks(dtype):
+    if torch_name() == "cpu":
+        return True
+    return dtype == "bfloat16" and torch.cuda.get_device_capability() == (9, 0)
 
 
 def need_chunks(dtype):
     if not has_chunks(dtype):
         pytest.skip("no chunks of this dtype here")
-
-
-def call_of(dtype="bfloat16", sizes=(1000, 40, 1153), bias="float32", seed=0, **options):
-    """Arguments of a backward but what its forward gives."""
-    drawn = upload(problem(*sizes, bias=bias and "float32", seed=seed), dtype, bias or "float32")
-    given = {"hidden": drawn.hidden, "weight": drawn.weight, "target": drawn.target}
-    return {**given, "bias": drawn.bias, "grad_output": drawn.upstream, **options}
-
-
-def forward(call, **options):
-    found = _core.linear_logp_forward(call, True, **options)
-    return {**call, **dict(zip(SAVED, (found[0], *found[3:5]), strict=True))}, found[5]
-
-
-def garbage(shape, dtype, device):
-    if dtype == torch.int64:
-        return torch.full(shape, -(2**62), device=device)
-    return torch.full(shape, GARBAGE, dtype=dtype, device=device)
-
-
-def memory_of(call, rows, *but):
-    made = _core.linear_logp_chunk_memory(call, rows)
-    return {
-        name: garbage(shape, getattr(torch, dtype), torch_name())
-        for name, (shape, dtype) in made.items()
-        if name not in but
-    }
-
-
-@dataclass
-class Gradients:
-    hidden: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def expect(self, wanted):
-        for name in ("hidden", "weight", "bias"):
-            got, want = getattr(self, name), getattr(wanted, name)
-            assert (got is None) == (want is None), name
-            assert got is None or (got.dtype == want.dtype and torch.equal(got, want)), name
-
-
-def at_once(call, sums=False):
-    call, _ = forward(call)
-    has_bias = call["bias"] is not None
-    return Gradients(*_core.linear_logp_backward(call, True, True, has_bias, sums, sums))
-
-
-def by_chunks(call, size, sums=False, weight_is_sums=False, accumulate_into=None):
-    """The gradients, from memory full of NaN."""
-    rows = len(call["hidden"])
-    memory = memory_of(call, size)
-    kept = memory.pop("kept")
-    dtype = torch.float32 if sums else call["hidden"].dtype
-    bias = None if call["bias"] is None else garbage(call["bias"].shape, call["bias"].dtype, None)
-    made = Gradients(
-        garbage(call["hidden"].shape, dtype, torch_name()),
-        garbage(call["weight"].shape, dtype, torch_name()),
-        bias if bias is None else bias.to(torch_name()),
-    )
-    for begin in range(0, rows, size):
-        end = min(begin + size, rows)
-        own = {
-            name: value[begin:end] if name in PER_ROW and isinstance(value, torch.Tensor) else value
-            for name, value in call.items()
-        }
-        own, found = forward(own, keep=True, kept=kept)
-        own["kept"], own["kept_target"] = found
-        assert own["kept"] is kept
-        is_last = end == rows
-        if is_last:
-            own["accumulate_into"] = accumulate_into
-        chunk = {**memory, "is_first": begin == 0, "is_last": is_last}
-        gives_weight = is_last and not weight_is_sums and accumulate_into is None
-        into = (
-            made.hidden[begin:end],
-            made.weight if gives_weight else None,
-            made.bias if is_last else None,
-        )
-        needs = (True, True, bias is not None)
-        _core.linear_logp_backward(own, *needs, chunk=chunk, into=into)
-    if weight_is_sums:
-        made.weight = memory["weight_sums"]
-    return made
-
-
-def upstream_of(pattern, size, rows=1000):
-    found = np.random.default_rng(3).standard_normal(rows).astype(np.float32)
-    at = np.arange(rows)
-    zero = {
-        "none": at < 0,
-        "half": np.random.default_rng(5).random(rows) < 0.5,
-        "one chunk": at // size == 1,
-        "the first chunk": at // size == 0,
-        "the last chunk": at // size == (rows - 1) // size,
-        "all but 3": ~np.isin(at, (2, rows // 2, rows - 2)),
-        "all but 3 at the end": at < rows - 3,
-        "5 of each chunk": at % size < 5,
-        "all but 5 of each chunk": at % size >= 5,
-        "one of each chunk": at % size == 7,
-        "all": at >= 0,
-    }[pattern]
-    found[zero] = 0
-    return tensor(found)
 
 
 PATTERNS = (
@@ -278,9 +171,9 @@ def test_options_that_keep_nothing(options):
         forward({**call, **options}, keep=True, kept=memory["kept"])
 
 
-def one_chunk(call, change=None, rows=1000, needs=(True, True, True), last=True, but=()):
+def one_chunk(call, change=None, rows=1000, needs=(True, True, True), last=True):
     """A backward whose chunk or gradients `change` alters."""
-    memory = memory_of(call, rows, *but)
+    memory = memory_of(call, rows)
     kept = memory.pop("kept")
     call, (call["kept"], call["kept_target"]) = forward(call, keep=True, kept=kept)
     into = {name: torch.empty_like(call[name]) for name in ("hidden", "weight", "bias")}
@@ -341,10 +234,7 @@ def test_errors_of_a_chunk_that_is_not_the_last():
 
 
 def poisoned(call):
-    return tuple(
-        garbage(call[name].shape, call[name].dtype, torch_name())
-        for name in ("hidden", "weight", "bias")
-    )
+    return tuple(garbage(call[name]) for name in ("hidden", "weight", "bias"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

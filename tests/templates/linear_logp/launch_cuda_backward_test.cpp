@@ -100,25 +100,29 @@ TEST_F(LaunchCudaBackwardTest, HiddenIsScaledForTheWeightsGradientOfHalves) {
   EXPECT_EQ(all[4].args.hidden_shifted_pitch, 16);
 }
 
-// No step writes rows that are not active, and an upstream gradient of 0 leaves a row out of any
-// call.
-TEST_F(LaunchCudaBackwardTest, HiddensGradientIsZeroedFirst) {
-  for (const bool needs_hidden : {false, true}) {
-    const CudaCase wanted{.rows = 70'000,
-                          .dim = 40'000,
-                          .pass = k_bwd,
-                          .needs_hidden = needs_hidden,
-                          .budget_mib = 1 << 20};
-    const LinearLogpCall call = make(wanted);
-    run(call, wanted);
-    ASSERT_EQ(fake_.memsets.size(), needs_hidden ? 1u : 0u);
-    if (!needs_hidden) continue;
-    const auto& zeroed = fake_.memsets[0];
-    EXPECT_EQ(zeroed.address, reinterpret_cast<std::uint64_t>(call.grad_hidden.data));
-    EXPECT_EQ(zeroed.bytes, std::size_t{70'000} * 40'000 * 2);
-    EXPECT_LT(std::ranges::find(fake_.order, "cuMemsetD8Async"),
-              std::ranges::find(fake_.order, "cuLaunchKernel"));
+// The last join writes zeros in rows that are not active, of which it has a block each.
+TEST_F(LaunchCudaBackwardTest, HiddensGradientIsNotZeroedFirst) {
+  const CudaCase wanted{.rows = 70'000, .dim = 40'000, .pass = k_bwd, .budget_mib = 1 << 20};
+  Int64 rows = 0;
+  for (const CudaStep& step : run(wanted)) {
+    if (step.name != "join" || step.args.to_level >= 0) continue;
+    EXPECT_EQ(step.args.first_row, rows);
+    rows += Int64{step.blocks};
   }
+  EXPECT_GE(rows, wanted.rows);
+  EXPECT_TRUE(fake_.memsets.empty());
+}
+
+TEST_F(LaunchCudaBackwardTest, NothingIsDoneWhereTheFactorIsOne) {
+  const CudaCase wanted{.pass = k_bwd};
+  LinearLogpCall call = make(wanted);
+  for (const CudaStep& step : run(call, wanted)) EXPECT_EQ(step.args.unless_one, nullptr);
+  call.unless_one = tensor(DType::f32, {1});
+  for (const CudaStep& step : run(call, wanted)) {
+    if (step.name == "pack") continue;
+    EXPECT_EQ(step.args.unless_one, call.unless_one.data);
+  }
+  EXPECT_TRUE(fake_.memsets.empty()) << "which would be done";
 }
 
 // Compared in 64 bits: a grid that overflowed its 32 would differ.
@@ -194,7 +198,7 @@ TEST_F(LaunchCudaBackwardTest, SumsAreAddedToTheWeightsGradient) {
   }
 }
 
-// Stored as they are: nothing is added, and nothing zeroed for it but rows that are not active.
+// Stored as they are: nothing is added, and nothing zeroed for it.
 TEST_F(LaunchCudaBackwardTest, GradientsMayBeFloat32) {
   for (const Target target : {Target::sm_100, Target::sm_90a}) {
     const CudaCase wanted{.pass = k_bwd, .target = target};
@@ -204,7 +208,6 @@ TEST_F(LaunchCudaBackwardTest, GradientsMayBeFloat32) {
     const auto all = run(call, wanted);
     const auto address = reinterpret_cast<std::uint64_t>(call.grad_weight.data);
     for (const auto& zeroed : fake_.memsets) EXPECT_NE(zeroed.address, address);
-    EXPECT_EQ(fake_.memsets.front().bytes, static_cast<std::size_t>(wanted.rows * wanted.dim) * 4);
     EXPECT_EQ(names(), "rows pack grads dz dh join dw");
     for (const CudaStep& step : all) {
       if (step.name == "pack") continue;
