@@ -133,6 +133,23 @@ class Tokens:
         return _core.ppo_loss_join(given, self._options.core)[:4]
 
 
+class AllTokens:
+    """ppo_loss of all tokens at once, in the place of Tokens."""
+
+    def __init__(self, call: ppo_loss.Call, log_probs: Any) -> None:
+        self._call, self._shape = call, log_probs.shape
+        self._found: list[Any] = []
+
+    def derivatives(self, first: int, scores: Any) -> Any:
+        given = {**self._call.arguments, "log_probs": scores.view(self._shape)}
+        found = ppo_loss.forward(self._call._replace(arguments=given), True, False)
+        *self._found, grad, _ = found
+        return grad.flatten()
+
+    def result(self) -> Any:
+        return self._found
+
+
 def _chunks(arguments: Arguments, rows: int) -> Iterator[tuple[int, Arguments]]:
     """The arguments of each chunk of at most `rows` rows, and the number of its first row."""
     count = arguments["target"].numel()
@@ -169,7 +186,7 @@ def chunk_rows(arguments: Arguments, mib: int) -> int:
 class Run(NamedTuple):
     """What a call is made of, besides linear_logp's arguments."""
 
-    tokens: Tokens
+    tokens: Tokens | AllTokens
     scores: Scores
     rows: int  # of a chunk
     grad_scale: Any  # a float32 tensor of one element, or None
@@ -320,7 +337,9 @@ class Chunks(NamedTuple):
             scale = call.grad_scale
             if scale is not None:
                 scale = torch.as_tensor(scale, dtype=torch.float32, device=hidden.device)
-            run = Run(Tokens(loss, log_probs), scores or Scores(), self.rows, scale)
+            is_one = self.rows >= self.arguments["target"].numel()
+            tokens = (AllTokens if is_one else Tokens)(loss, log_probs)
+            run = Run(tokens, scores or Scores(), self.rows, scale)
             written: list[Any] = []
             apply: Any = _LossByChunks.apply
             found = apply(*self.operands, self.arguments, run, written)
