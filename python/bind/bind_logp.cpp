@@ -2,6 +2,7 @@
 // linear_logp and logp: from a dictionary of Python's arguments to a call, and its results back.
 #include "jit/dispatcher.hpp"
 #include "python/bind/call_arguments.hpp"
+#include "python/bind/linear_logp_memory.hpp"
 #include "python/bind/module.hpp"
 #include "templates/linear_logp/op.hpp"
 #include "templates/logp/op.hpp"
@@ -76,23 +77,10 @@ constexpr jit::Parameter k_kept_parameters[] = {
     {"may_overwrite_kept", jit::Kind::flag, jit::field_of<&LinearLogpCall::may_overwrite_kept>},
 };
 
-// Each has its own layout of what is kept.
-Target target_of(const LinearLogpCall& call) {
-  return jit::Dispatcher::instance().target(call.device);
-}
-
 // What a forward keeps for its backward, without memory; absent where that is nothing.
 Tensor kept_by(const LinearLogpCall& call) {
   if (!linear_logp_keeps(call, target_of(call))) return {};
   return linear_logp_kept_tensor(call, jit::Dispatcher::instance().saved_mib());
-}
-
-// A tensor that the call writes to.
-Tensor bind_writable(py::handle object, const char* argument, const jit::OpCall& call) {
-  const TensorArgument given = bind_argument(object, argument, call);
-  if (given.is_writable) return given.tensor;
-  throw InvalidArgument(ArgumentName{call.op->name, argument}.fault(
-      "a tensor that can be written", "one that is read-only or would be copied"));
 }
 
 // Exponentials for the backward and the target that makes them, or None where none are to be kept.
@@ -275,103 +263,6 @@ Bound<Call> begin_backward(const py::dict& arguments, const MaybeShard& shard,
   return bound;
 }
 
-// What backwards over chunks of at most `rows` rows share, by name: (shape, dtype). None where the
-// call cannot be taken by chunks. The caller makes each once, its contents undefined; weight_sums
-// and bias_sums where the gradient is asked for. weight_sums may be the gradient itself where that
-// is float32.
-py::object chunk_memory(const py::dict& arguments, std::int64_t rows) {
-  Bound<LinearLogpCall> bound(arguments);
-  bound.check();
-  const auto memory = linear_logp_chunk_memory(bound.call, target_of(bound.call), rows);
-  if (!memory) return py::none();
-  py::dict found;
-  const auto add = [&](const char* name_of_tensor, const Tensor& tensor) {
-    if (!tensor.present()) return;
-    py::tuple shape(static_cast<std::size_t>(tensor.rank));
-    for (int axis = 0; axis < tensor.rank; ++axis) shape[axis] = tensor.shape[axis];
-    found[name_of_tensor] = py::make_tuple(shape, name(tensor.dtype));
-  };
-  const LinearLogpChunk& chunk = memory->chunk;
-  add("kept", memory->kept);
-  add("chunk_hidden", chunk.hidden);
-  add("chunk_state", chunk.state);
-  add("weight_sums", chunk.weight_sums);
-  add("bias_sums", chunk.bias_sums);
-  return found;
-}
-
-// The chunk that a backward's rows are, as `given` has it.
-LinearLogpChunk bind_chunk(const py::dict& given, Bound<LinearLogpCall>& bound) {
-  LinearLogpCall& call = bound.call;
-  LinearLogpChunk chunk;
-  for (const auto& [slot, argument] :
-       {std::pair{&chunk.hidden, "chunk_hidden"}, std::pair{&chunk.state, "chunk_state"},
-        std::pair{&chunk.weight_sums, "weight_sums"}, std::pair{&chunk.bias_sums, "bias_sums"}}) {
-    if (!given.contains(argument)) continue;
-    const py::object object = given[argument];
-    if (!object.is_none()) *slot = bind_writable(object, argument, call);
-  }
-  chunk.is_first = flag_of(given, "is_first", call);
-  chunk.is_last = flag_of(given, "is_last", call);
-  return chunk;
-}
-
-// A gradient that the caller has made, dense and of the operand's dtype or float32; absent for
-// None.
-Tensor bind_gradient(py::handle object, const char* argument, const Tensor& like,
-                     const LinearLogpCall& call) {
-  if (object.is_none()) return {};
-  const Tensor given = bind_writable(object, argument, call);
-  const bool is_dense = given.num_elements() <= 1 || flat_stride(given.dims(), given.steps()) == 1;
-  if (given.device != like.device || !is_dense || !std::ranges::equal(given.dims(), like.dims()) ||
-      (given.dtype != like.dtype && given.dtype != DType::f32)) {
-    throw InvalidArgument(ArgumentName{call.op->name, argument}.fault(
-        fmt::format("a contiguous tensor of shape {}, {} or float32", text(like.dims()),
-                    name(like.dtype)),
-        fmt::format("{} {}", name(given.dtype), text(given.dims()))));
-  }
-  return given;
-}
-
-void expect_one_float(const Tensor& given, const LinearLogpCall& call) {
-  if (given.dtype == DType::f32 && given.num_elements() == 1 && given.device == call.device) return;
-  throw InvalidArgument(ArgumentName{call.op->name, "unless_one"}.fault(
-      "one float32 on {hidden}'s device",
-      fmt::format("{} {}", name(given.dtype), text(given.dims()))));
-}
-
-// The gradients of a call that writes into memory of the caller's.
-void set_gradients(Bound<LinearLogpCall>& bound, const std::array<py::object, 3>& into,
-                   const std::array<bool, 3>& needs) {
-  LinearLogpCall& call = bound.call;
-  const LinearLogpChunk* const chunk = call.chunk;
-  const bool is_last = chunk == nullptr || chunk->is_last;
-  const Tensor none;
-  call.grad_hidden = bind_gradient(into[0], "into[0]", call.hidden, call);
-  call.grad_weight = bind_gradient(into[1], "into[1]", call.weight, call);
-  call.grad_bias = bind_gradient(into[2], "into[2]", call.bias.present() ? call.bias : none, call);
-  const auto expect = [&](bool wanted, const Tensor& given, const char* argument) {
-    if (wanted == given.present()) return;
-    throw InvalidArgument(ArgumentName{call.op->name, argument}.fault(
-        wanted ? "a tensor" : "None", wanted ? "None" : "a tensor"));
-  };
-  expect(needs[0], call.grad_hidden, "into[0]");
-  expect(needs[2] && is_last, call.grad_bias, "into[2]");
-  if (chunk == nullptr && !call.accumulate_into.present()) {
-    return expect(needs[1], call.grad_weight, "into[1]");
-  }
-  if (chunk != nullptr) {
-    expect(needs[1], chunk->weight_sums, "weight_sums");
-    expect(needs[2], chunk->bias_sums, "bias_sums");
-  }
-  if (!needs[1] || !is_last || call.accumulate_into.present()) {
-    expect(false, call.grad_weight, "into[1]");
-  }
-  if (!needs[1] || call.grad_weight.present()) return;
-  call.accumulates = is_last && call.accumulate_into.present();
-  call.grad_weight = call.accumulates ? call.accumulate_into : chunk->weight_sums;
-}
-
 // Gradients of hidden, weight and bias, None where not needed and of a weight whose gradient is
 // added to accumulate_into. Those of hidden and weight are float32 where `sums_of_` says so.
 //
@@ -398,7 +289,7 @@ py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, boo
       call.kept = {};  // configure() has changed it since
     }
     if (of_chunk) {
-      chunk = bind_chunk(*of_chunk, begun);
+      chunk = bind_chunk(*of_chunk, call);
       call.kept = linear_logp_kept_of_chunk(call, target_of(call), call.kept, &chunk);
       call.may_overwrite_kept = true;
       call.chunk = &chunk;
@@ -417,13 +308,9 @@ py::tuple linear_logp_backward(const py::dict& arguments, bool needs_hidden, boo
     bind_writable(arguments[argument], argument, call);
   }
   if (into) {
-    set_gradients(bound, *into, {needs_hidden, needs_weight, needs_bias});
-    TensorArgument factor;
-    if (!unless_one.is_none()) {
-      factor = bind_argument(unless_one, "unless_one", call);
-      expect_one_float(factor.tensor, call);
-      call.unless_one = factor.tensor;
-    }
+    set_gradients(call, *into, {needs_hidden, needs_weight, needs_bias});
+    const TensorArgument factor = bind_factor(unless_one, call);
+    call.unless_one = factor.tensor;
     bound.run();
     return py::make_tuple((*into)[0], (*into)[1], (*into)[2]);
   }
