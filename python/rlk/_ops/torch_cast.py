@@ -4,6 +4,7 @@ that one of them is for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,10 +58,16 @@ def autocast_dtype(matrix: Any) -> torch.dtype | None:
     return dtype if dtype in _CASTABLE else None
 
 
+#: torch's own, which torch.compile of torch 2.11 does not follow.
+_has_autocast: Callable[[str], bool] = torch.compiler.assume_constant_result(
+    lambda kind: torch.amp.is_autocast_available(kind)
+)
+
+
 def _dtype_of_region(matrix: Any) -> torch.dtype | None:
     """Autocast's for the matrix's device, None where it is off, or there is none (meta)."""
     kind = matrix.device.type
-    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    is_on = _has_autocast(kind) and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if is_on else None
 
 
