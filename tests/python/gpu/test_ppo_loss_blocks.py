@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """ppo_loss on a GPU: however tokens are cut into blocks and groups, and whatever was in its memory
-before, the bits are those of the CPU."""
+before, the bits are those of wider rows that generic kernels take, and near float64's."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from losses import ALL_ON, FLOAT, Batch, batch, same, same_metrics
+from losses import ALL_ON, FLOAT, Batch, batch, expect_near, mapped, same, same_metrics
 from on_device import DEVICE, graph_of
 from tensors import tensor, torch
 
@@ -20,14 +20,13 @@ OPTION_SETS = [
     {"kl_coef": 0.1, "kl_reduction": "token_sum"},
     ALL_ON,
     {"policy_loss": "gspo"},
-    {"policy_loss": "gspo", "dialect": "trl"},
+    {"policy_loss": "gspo", "ratio_level": "sequence", "loss_reduction": "sequence_mean"},
     {"log_ratio_clamp": 0.3, "use_tis": True, "tis_mode": "mask"},
 ]
 NUM_SMS = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-TILE, WAVE = (
-    1024,
-    2 * 1024 * NUM_SMS,
-)  # tokens of a block at least, of all blocks with one tile each
+TILE = 1024  # tokens of a block at least
+WAVE = 2 * TILE * NUM_SMS  # of all blocks with one tile each
+SIDES = (5, 46)  # columns before and behind, of no active token
 SHAPES = [
     (1, 1),
     (1, 3),
@@ -74,11 +73,23 @@ def upload(b: Batch, shift: int = 0) -> Batch:
     return Batch(*arrays, None if b.mask is None else put(b.mask), others)
 
 
-def on_cpu(b: Batch, **options):
-    arguments = (b.log_probs, b.old, b.advantages, b.mask)
-    found = rlk.jit.ppo_loss(*arguments, **{**b.others, **options})
-    one = np.asarray(1, FLOAT)
-    grads = rlk.jit.ppo_loss_backward(one, *arguments, **{**b.others, **options})
+def elsewhere(b: Batch, upstream: float = 1.0, **options):
+    """What generic kernels make of the batch, every token at another place: in wider rows."""
+    if b.mask is None:
+        b = b.but(mask=np.ones(b.log_probs.shape, bool))
+    wide = mapped(b, lambda x, fill: np.pad(x, [(0, 0), SIDES], constant_values=fill))
+    specialize = rlk.jit.settings()["specialize"]
+    rlk.jit.configure(specialize=False)
+    found, grads = wide.loss(**options), wide.grads(upstream, **options)
+    rlk.jit.configure(specialize=specialize)
+    own = slice(SIDES[0], -SIDES[1])
+    return found, grads._make(None if grad is None else grad[:, own] for grad in grads)
+
+
+def wanted(b: Batch, upstream: float = 1.0, **options):
+    """(loss, metrics) and the gradient of log_probs: the bits of elsewhere(), near float64's."""
+    found, grads = elsewhere(b, upstream, **options)
+    expect_near(found, grads, b, upstream, **options)
     return found, grads.log_probs
 
 
@@ -90,32 +101,33 @@ def step_of(t: Batch, **options):
     return step
 
 
-def expect_same(found, want) -> None:
+def expect_same(found, want, at=...) -> None:
+    """`at`: where the wanted gradient has the tokens."""
     loss, *metrics, grad = found
     (want_loss, want_metrics), want_grad = want
     assert same(loss, want_loss)
     assert same_metrics(metrics, want_metrics)
-    assert same(grad, want_grad)
+    assert same(grad, want_grad[at])
 
 
 @pytest.mark.parametrize("options", OPTION_SETS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sizes_around_a_block_and_a_wave(shape, options):
     b = drawn(*shape)
-    expect_same(step_of(upload(b), **options)(), on_cpu(b, **options))
+    expect_same(step_of(upload(b), **options)(), wanted(b, **options))
 
 
 @pytest.mark.parametrize("options", OPTION_SETS[:3])
 def test_without_a_mask(options):
     b = drawn(5, 3000).but(mask=None)
-    expect_same(step_of(upload(b), **options)(), on_cpu(b, **options))
+    expect_same(step_of(upload(b), **options)(), wanted(b, **options))
 
 
 @pytest.mark.parametrize("options", OPTION_SETS[:4])
 @pytest.mark.parametrize("shift", [1, 2, 4])
 def test_views_that_begin_anywhere(shift, options):
     b = drawn(6, 1030)
-    expect_same(step_of(upload(b, shift), **options)(), on_cpu(b, **options))
+    expect_same(step_of(upload(b, shift), **options)(), wanted(b, **options))
 
 
 @pytest.mark.parametrize("options", OPTION_SETS[:4])
@@ -123,15 +135,23 @@ def test_views_that_begin_anywhere(shift, options):
 def test_packed_sequences_of_any_length(length, options):
     num = 5000
     starts = np.unique(np.append(np.arange(0, num, length), num)).astype(np.int64)
+    is_token = np.arange(length) < np.diff(starts)[:, None]
     b = drawn(1, num)
-    flat = Batch(*(x[0] for x in (b.log_probs, b.old, b.advantages, b.mask)))
-    flat = flat.with_others(**{name: x[0] for name, x in b.others.items()}, cu_seqlens=starts)
-    expect_same(step_of(upload(flat), **options)(), on_cpu(flat, **options))
+
+    def to_rows(x, fill):
+        rows = np.full(is_token.shape, fill, x.dtype)
+        rows[is_token] = x[0]
+        return rows
+
+    want = wanted(mapped(b, to_rows), **options)
+    packed = mapped(b, lambda x, _: x[0]).with_others(cu_seqlens=starts)
+    expect_same(step_of(upload(packed), **options)(), want, is_token)
 
 
 @pytest.mark.parametrize("options", OPTION_SETS)
 def test_tokens_that_are_not_finite(options):
     b = drawn(4, 2048)
+    good = wanted(b, **options)
     at = np.flatnonzero(b.mask.reshape(-1))
     for array, value, place in (
         (b.log_probs, np.nan, 5),
@@ -143,14 +163,19 @@ def test_tokens_that_are_not_finite(options):
         array.reshape(-1)[at[place]] = value
     for array in (b.log_probs, b.old, b.advantages, *b.others.values()):
         array[~b.mask] = np.nan
-    expect_same(step_of(upload(b), **options)(), on_cpu(b, **options))
+    found, grads = elsewhere(b, **options)
+    expect_same(step_of(upload(b), **options)(), (found, grads.log_probs))
+    assert found.metrics.num_nonfinite == 4 + options.get("use_tis", False)
+    assert np.isnan(found.loss)
+    rows = [2, 3]  # the others' bits, and zeros
+    assert same(grads.log_probs[rows], good[1][rows])
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (8, 0), (3, 40)])
 def test_without_an_active_token(shape):
     b = drawn(*shape) if all(shape) else Batch(*(np.zeros(shape, FLOAT) for _ in range(3)))
     b = b.but(mask=np.zeros(shape, bool))
-    expect_same(step_of(upload(b))(), on_cpu(b))
+    expect_same(step_of(upload(b))(), wanted(b))
 
 
 def junk() -> None:
@@ -163,7 +188,7 @@ def junk() -> None:
 @pytest.mark.parametrize("options", OPTION_SETS[:4])
 def test_again_and_again_on_used_memory(options):
     batches = [drawn(2, 700), drawn(128, 512), drawn(1, WAVE + 5)]
-    steps = [(step_of(upload(b), **options), on_cpu(b, **options)) for b in batches]
+    steps = [(step_of(upload(b), **options), wanted(b, **options)) for b in batches]
     for _ in range(20):
         for step, want in steps:
             junk()
@@ -172,7 +197,7 @@ def test_again_and_again_on_used_memory(options):
 
 def test_on_several_streams_at_once():
     b = drawn(128, 512)
-    want = on_cpu(b)
+    want = wanted(b)
 
     def work(_):
         with torch.cuda.stream(torch.cuda.Stream()) as _:
@@ -207,7 +232,7 @@ def test_a_graph_is_replayed_with_other_inputs(shape, options):
         for _ in range(3):
             graph.replay()
         torch.cuda.synchronize()
-        expect_same(found, on_cpu(other, **options))
+        expect_same(found, wanted(other, **options))
 
 
 @pytest.mark.parametrize("upstream", [1.0, -2.5])
@@ -221,12 +246,11 @@ def test_two_graphs_of_one_batch(upstream):
         return torch.autograd.grad(t.loss().loss, t.log_probs, factor)[0]
 
     graphs = [graph_of(step) for _ in range(2)]
-    arguments = (b.log_probs, b.old, b.advantages, b.mask)
-    want = rlk.jit.ppo_loss_backward(np.asarray(upstream, FLOAT), *arguments, **b.others)
+    want = wanted(b, upstream)[1]
     for _ in range(3):
         for graph, grad in graphs:
             grad.fill_(9)
             graph.replay()
         torch.cuda.synchronize()
         for _, grad in graphs:
-            assert same(grad, want.log_probs)
+            assert same(grad, want)

@@ -82,7 +82,13 @@ def batch(rows: int = 6, length: int = 37, seed: int = 0, spread: float = 0.6) -
 
 def check(b: Batch, upstream: float = 1.0, **options: Any) -> None:
     """Loss, gradients, counts and sums against float64."""
-    got, grads, want = b.loss(**options), b.grads(upstream, **options), b.answer(**options)
+    found = b.loss(**options), b.grads(upstream, **options)
+    expect_near(*found, b, upstream, **options)
+
+
+def expect_near(got: Any, grads: Any, b: Batch, upstream: float = 1.0, **options: Any) -> None:
+    """What calls of this batch gave, against float64."""
+    want = b.answer(**options)
     assert abs(float(got.loss) - want.loss) <= LOSS_RTOL * want.abs_loss_sum + 1e-20
     error = np.abs(grads.log_probs - upstream * want.grad)
     allowed = GRAD_RTOL * np.abs(upstream) * want.grad_scale + 1e-30
