@@ -54,7 +54,7 @@ class Ranks:
             part, keeps = self.part(one, shard, begin == end)
             parts.append(part)
             kept.append(keeps)
-        joined = self._join(own[0], self.in_order(parts), shards[0])
+        joined = self._join(own[0], self.in_order(parts), shards[0], True)
         log_prob, entropy, lse, row_max, row_log_sum = joined[:5]
         found = {"logp": log_prob, "entropy": entropy, "lse": lse}
         if given["return_stats"]:
