@@ -183,6 +183,37 @@ def tensor_parallel() -> str:
     return table((*head, "torch, softmax over ranks", "torch, logits gathered"), rows)
 
 
+def linear_loss() -> str:
+    """From hidden states to a loss: time by the product's, and memory."""
+    names = {
+        "grpo": "GRPO",
+        "half": "GRPO, half of the tokens without derivative",
+        "ce": "cross entropy, mean",
+    }
+    ways = {
+        "rlk": "one chunk, or three",
+        "rlk, the default memory": "`workspace_mib` 768",
+        "rlk, two ops": "linear_logp and its loss",
+        "torch.compile": "`torch.compile`",
+        "Liger GRPO, one chunk": "Liger GRPO",
+        "Liger": "Liger",
+        "CCE, exact": "CCE, exact",
+    }
+    runs = [run for run in read("linear_loss_h200")["runs"] if "ratio" in run]
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for run in runs:
+        sequences, length, dim, vocab = run["shape"]
+        key = names[run["what"]], sizes((sequences * length, dim, vocab))
+        cell = f"{ratio(run['ratio'])}, {mib(run['extra_mib'])} MiB"
+        rows.setdefault(key, {})[run["candidate"]] = cell
+    cells = ([*key, *(row.get(way, "") for way in ways)] for key, row in rows.items())
+    return table(("loss", "N x D x V", *ways.values()), cells)
+
+
+def ppo_loss_h200() -> str:
+    return own("ppo_loss_h200")
+
+
 def own(*names: str) -> str:
     """The tables that these runs printed, as one."""
     rows = []
@@ -315,7 +346,9 @@ TABLES: dict[str, Callable[[], str]] = {
         forward_readme,
         kept_exponentials,
         linear_logp_h100,
+        linear_loss,
         losses_h100,
+        ppo_loss_h200,
         segments_h200,
         stats_h200,
         tensor_parallel,
