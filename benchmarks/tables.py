@@ -312,7 +312,7 @@ def det_gemm() -> str:
 
 def training_step(name: str) -> str:
     """A GRPO step of a model, one row a head, of benchmarks/results/NAME.json."""
-    kept = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    kept = read(name)
     lengths = list(dict.fromkeys(run["tokens"] for run in kept["runs"]))
     rows: dict[str, list[str]] = {}
     for run in kept["runs"]:
