@@ -152,18 +152,16 @@ class AllTokens:
 
 def _chunks(arguments: Arguments, rows: int) -> Iterator[tuple[int, Arguments]]:
     """The arguments of each chunk of at most `rows` rows, and the number of its first row."""
-    count = arguments["target"].numel()
-    flat = dict(arguments)
+    shape, count = arguments["target"].shape, arguments["target"].numel()
+    of_rows = {}
     for name in _OF_ROW:
-        value = flat[name]
-        if isinstance(value, torch.Tensor) and value.ndim > 0:
-            flat[name] = value.reshape(-1, value.shape[-1]) if name == "hidden" else value.flatten()
+        value = arguments[name]
+        # One temperature may be that of all rows.
+        if isinstance(value, torch.Tensor) and value.shape[: len(shape)] == shape:
+            of_rows[name] = value.reshape(count, -1) if name == "hidden" else value.flatten()
     for first in range(0, count, rows):
-        own = dict(flat)
-        for name in _OF_ROW:
-            if isinstance(flat[name], torch.Tensor) and len(flat[name]) == count:
-                own[name] = flat[name][first : first + rows]
-        yield first, own
+        own = {name: value[first : first + rows] for name, value in of_rows.items()}
+        yield first, {**arguments, **own}
 
 
 def chunk_rows(arguments: Arguments, mib: int) -> int:

@@ -143,6 +143,25 @@ def test_packed_tokens_of_unequal_sequences(batch, expect_same):
     expect_same(call)
 
 
+def test_one_temperature_for_all_as_a_tensor(batch, expect_same):
+    heat = torch.tensor(0.7, device=batch.hidden.device)
+
+    def call():
+        leaves = batch.leaves()
+        return results(batch.policy(*leaves, workspace_mib=PARTS, temperature=heat).loss, leaves)
+
+    expect_same(call)
+
+
+def test_one_token_without_axes(batch, expect_same):
+    def call():
+        hidden, weight, bias = batch.leaves()
+        loss = rlk.jit.linear_cross_entropy(hidden[0, 0], weight, batch.target[0, 0], bias=bias)
+        return results(loss, (hidden, weight, bias))
+
+    expect_same(call)
+
+
 def test_rows_without_a_gradient(batch, expect_same):
     """Of a whole chunk and more; of all."""
     for active in (0, 3, 400):
