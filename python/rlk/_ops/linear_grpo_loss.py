@@ -22,6 +22,7 @@ NAMES = {
     "ref_log_probs": "ref_logps",
     "kl_coef": "beta",
 }
+OPTIONS = grpo_loss.OPTIONS
 
 
 def linear_grpo_loss(

@@ -57,6 +57,7 @@ class Candidate:
     survives_bad_ids: bool = True
     target: str | None = None
     over_ranks: Callable[..., Mapping[str, Any]] | None = None
+    forward_only: bool = False  # whether it says itself that it has no gradient
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property

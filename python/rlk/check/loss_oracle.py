@@ -6,16 +6,20 @@ A plain reading of the rules: where they say "selected", inactive tokens are lef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from rlk import _rules
 
+from .oracle import Bounded
+
 Array = Any  # NumPy arrays
 INF = float("inf")
+ANYTHING = 1e30  # a bound; 0 times it is 0
 TIE = 4e-6  # relative distance from a threshold within which fp32 may decide otherwise
 
 DEFAULTS: Mapping[str, Any] = {
@@ -37,6 +41,7 @@ class LossAnswer:
     abs_loss_sum: float
     ties: Array
     counts: dict[str, int]
+    terms: Array  # of the loss, whose sum it is
     sums: dict[str, float] = field(default_factory=dict)
 
 
@@ -166,15 +171,71 @@ def ppo_loss(
             "num_sequences": int((n > 0).sum()),
             "num_log_ratio_clamped": int((~moves).sum()),
         }
-        spread = (_spread(x, active, shape) for x in (grad, grad_entropy, scale, ties))
+        spread = (_spread(x, active, shape) for x in (grad, grad_entropy, scale, ties, term))
         return LossAnswer(
             float(term.sum()) if len(term) else 0.0,
             *_pair(spread),
             float(np.abs(term).sum()),
             next(spread),
             counts,
+            next(spread),
             {name: float(total) for name, total in sums.items()},
         )
+
+
+@dataclass(frozen=True)
+class BoundedLoss:
+    """A loss of log-probs that may be off, with its bounds."""
+
+    answer: LossAnswer  # of the exact ones
+    loss: Bounded
+    grad: Bounded  # of each token's log-prob
+    grad_entropy: Bounded
+    clip_ratio: Bounded
+
+
+def bounded_ppo_loss(
+    c: Mapping[str, float],
+    c_grad: Mapping[str, float],
+    log_probs: Bounded,
+    *operands: Any,
+    ref: Bounded | None = None,
+    entropy: Bounded | None = None,
+    **options: Any,
+) -> BoundedLoss:
+    """The loss with the coefficients of class reduction and its gradient's. What is given with a
+    bound is moved to every corner of it, so that a token which crosses a clip there may be on
+    either side: how far its term and its derivative go is added to their own bounds."""
+    loss: Callable[..., LossAnswer] = ppo_loss
+    given = {"log_probs": log_probs, "ref_log_probs": ref, "entropy": entropy}
+    moved = {name: one for name, one in given.items() if one is not None}
+
+    def at(sides: tuple[int, ...]) -> LossAnswer:
+        own = {
+            name: one.value + side * np.where(np.isfinite(one.value), one.bound, 0.0)
+            for side, (name, one) in zip(sides, moved.items(), strict=True)
+        }
+        return loss(own.pop("log_probs"), *operands, **own, **options)
+
+    with np.errstate(all="ignore"):
+        answer = at((0,) * len(moved))
+        corners = [at(sides) for sides in product((1, -1), repeat=len(moved))]
+        away = np.max([np.abs(one.terms - answer.terms) for one in corners], axis=0)
+        bend = np.max([np.abs(one.grad - answer.grad) for one in corners], axis=0)
+        bound = c["weight_sum_rtol"] * answer.abs_loss_sum + away.sum() + 2.0**-60
+        of_grad = np.where(answer.ties, ANYTHING, c_grad["rtol"] * answer.grad_scale + bend)
+    clips, count = ("num_clip_high", "num_clip_low"), max(answer.counts["num_active"], 1)
+    crossed = max(sum(abs(one.counts[n] - answer.counts[n]) for n in clips) for one in corners)
+    return BoundedLoss(
+        answer,
+        Bounded(np.asarray(answer.loss), np.asarray(bound)),
+        Bounded(answer.grad, of_grad),
+        Bounded(answer.grad_entropy, c_grad["rtol"] * np.abs(answer.grad_entropy)),
+        Bounded(
+            np.asarray(sum(answer.counts[n] for n in clips) / count),
+            np.asarray((crossed + int(answer.ties.sum())) / count + 2.0**-23),
+        ),
+    )
 
 
 def _pair(spread: Any) -> tuple[Array, Array, Array]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlk import jit
 from rlk._ops.common import PARAMETERS
+from rlk._ops.linear_loss import HEAD
 from rlk._rules import WORDS, advantage_rules
 
 from . import loss_oracle
@@ -21,7 +22,7 @@ Parser = Callable[[str], Any]
 _RULES: Mapping[str, Any] = {**loss_oracle.DEFAULTS, **vars(advantage_rules("rlk"))}
 _TENSORS = {
     n for table in PARAMETERS.values() for n, (kind, _) in table.items() if kind == "tensor"
-}
+}.union(f"ref_{name}" for name in HEAD)
 
 
 def options_of(op: str) -> dict[str, Any]:

@@ -209,21 +209,25 @@ def linear_logprob_gradients(
     forward: LinearLogprob,
     c: Mapping[str, float],
     store: Mapping[str, Mapping[str, float]],
+    off: Mapping[str, Array] | None = None,
 ) -> dict[str, Bounded]:
     """Gradients for hidden [N, D], weight [V, D] and bias [V] of the outputs (logp, entropy, lse)
     that `upstream` has, with the coefficients of class linear_logprob_grad; `store` has those of
-    each asked gradient's own storage type.
+    each asked gradient's own storage type, and `off` says how far each upstream gradient may be off
+    itself.
 
     |error| <= store_rtol * |x| + store_atol + sum of E * |other factor|, where
     E = factor_rtol * |dZ| + G * (slope * p * B + probability_floor) + chain * |dZ|, slope is that
     of the softcap, and G = |g| + |g_lse| + |g_entropy| (|log p + H| + 2); a softcap adds
-    |dZ| * (error of its slope) + slope_atol * |dZ before the softcap|.
+    |dZ| * (error of its slope) + slope_atol * |dZ before the softcap|. An upstream gradient that is
+    off adds the dZ of how far, with its own E.
     """
     num_rows, depth = rows.hidden.shape
     vocab = rows.weight.shape[0]
     g, g_entropy, g_lse = _raw_upstream(rows, upstream)
     # A row whose upstream gradients are all 0 has none, whatever it holds.
-    live = ((g != 0) | (g_entropy != 0) | (g_lse != 0)).astype(bool)
+    more = [_raw_upstream(rows, {name: one}) for name, one in (off or {}).items()]
+    live = np.any([one != 0 for part in ((g, g_entropy, g_lse), *more) for one in part], axis=0)
     states = np.where(live, rows.hidden, 0.0)
     hidden, hidden_error = np.zeros((num_rows, depth)), np.zeros((num_rows, depth))
     weight, weight_error = np.zeros((vocab, depth)), np.zeros((vocab, depth))
@@ -232,8 +236,11 @@ def linear_logprob_gradients(
     with np.errstate(all="ignore"):
         for block in rows.blocks():
             dz, rounding = _logit_gradients(rows, block, (g, g_entropy, g_lse), forward, c)
-            dz, rounding = np.where(live, dz, 0.0), np.where(live, rounding, 0.0)
             size = np.abs(dz)
+            for part in more:
+                away, its_own = _logit_gradients(rows, block, part, forward, c)
+                size, rounding = size + np.abs(away), rounding + np.abs(away) + its_own
+            dz, rounding, size = (np.where(live, x, 0.0) for x in (dz, rounding, size))
             rounding += c["factor_rtol"] * size
             over_vocab = rounding + chain(c, vocab) * size
             over_rows = rounding + chain(c, num_rows) * size

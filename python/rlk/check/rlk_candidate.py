@@ -57,6 +57,8 @@ def rlk_candidate(
         variant=variant,
         describe=describe,
         check_errors=getattr(jit, "check_errors", None),
+        # The losses from hidden states have gradients by autograd alone.
+        forward_only=arrays.name == "numpy" and backward is None,
         set_threads=set_threads if device == "cpu" else None,
         # Each part of a vocabulary would be one more specialization.
         over_ranks=Ranks(spec.name) if spec.over_ranks and variant == "generic" else None,

@@ -76,7 +76,7 @@ def suite_jobs(
 def case_jobs(spec: OpSpec, candidate: Candidate, case: Case, gradient: bool) -> Iterator[Job]:
     """Forward, and the gradients where the kind has them."""
     yield Job("forward", checks.forward, case)
-    if gradient and case.kind not in spec.forward_only:
+    if gradient and not candidate.forward_only and case.kind not in spec.forward_only:
         yield Job("gradient", checks.gradient, case)
 
 

@@ -91,6 +91,8 @@ class OpSpec(ABC):
     own_adapter: Adapter  # of rlk
 
     def __init_subclass__(cls) -> None:
+        if not hasattr(cls, "name"):  # what several ops have in common
+            return
         cls.adversarial = adversarial(cls.kinds)
         cls.defaults = options_of(cls.name)
         cls.option_values = parsers(cls.defaults, cls.own_options)

@@ -9,6 +9,7 @@ import rlk.check
 from rlk.check.report import line, summary
 
 LOSSES = ("logp", "ratio_kl", "grpo_loss", "ppo_loss", "group_advantages", "det_gemm")
+LINEAR_LOSSES = ("linear_ppo_loss", "linear_grpo_loss", "linear_cross_entropy")
 
 
 def expect_ok(report: rlk.check.Report) -> None:
@@ -53,3 +54,25 @@ def test_the_suite_of_the_losses_passes(op: str, framework: str) -> None:
 @pytest.mark.parametrize("op", LOSSES)
 def test_random_cases_of_the_losses_pass(op: str) -> None:
     expect_ok(rlk.check.run(op, random=300, framework="numpy"))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("op", LINEAR_LOSSES)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_suite_of_the_losses_from_hidden_states_passes(op: str, dtype: str) -> None:
+    pytest.importorskip("torch")
+    expect_ok(rlk.check.run(op, suite=True, dtype=dtype, framework="torch"))
+
+
+@pytest.mark.parametrize("op", LINEAR_LOSSES)
+def test_numpy_arrays_give_the_losses_from_hidden_states_alone(op: str) -> None:
+    report = rlk.check.run(op, suite=True, dtype="fp32", framework="numpy", variant="generic")
+    assert report.ok, "\n".join(map(line, report.failures()))
+    assert not any(result.check == "gradient" for result in report.results)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("op", LINEAR_LOSSES)
+def test_random_cases_of_the_losses_from_hidden_states_pass(op: str) -> None:
+    pytest.importorskip("torch")
+    expect_ok(rlk.check.run(op, random=100, framework="torch"))

@@ -67,7 +67,10 @@ def test_broken_kernels_are_named():
         assert [result.failure for result in report.results] == [failure], kernel.__name__
 
 
-@pytest.mark.parametrize("op", ["ratio_kl", "grpo_loss"])
+LINEAR_LOSSES = ("linear_ppo_loss", "linear_grpo_loss", "linear_cross_entropy")
+
+
+@pytest.mark.parametrize("op", ["ratio_kl", "grpo_loss", *LINEAR_LOSSES])
 def test_the_suite_passes(op):
     for dtype in ("fp32", "bf16"):
         report = rlk.check.run(op, suite=True, dtype=dtype, variant="generic", device="cuda")

@@ -7,7 +7,9 @@ from ..spec import OpSpec
 from .det_gemm import DetGemm
 from .group_advantages import GroupAdvantages
 from .grpo_loss import GrpoLoss
+from .linear_cross_entropy import LinearCrossEntropy
 from .linear_logp import LinearLogp
+from .linear_loss import LinearGrpoLoss, LinearPpoLoss
 from .logp import Logp
 from .ppo_loss import PpoLoss
 from .ratio_kl import RatioKl
@@ -22,5 +24,8 @@ SPECS: dict[str, OpSpec] = {
         PpoLoss(),
         GroupAdvantages(),
         DetGemm(),
+        LinearPpoLoss(),
+        LinearGrpoLoss(),
+        LinearCrossEntropy(),
     )
 }

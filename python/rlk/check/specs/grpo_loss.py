@@ -12,7 +12,7 @@ import numpy as np
 from .. import loss_oracle
 from ..case import Case, Inputs, Liveness
 from ..contract import Coefficients
-from ..oracle import Bounded, Expected, LinearLogprob
+from ..oracle import Bounded, Expected
 from ..spec import Changes, OpSpec, RandomShape
 from ..stored import Stored, of
 from . import grpo_loss_inputs as inputs_of
@@ -89,53 +89,21 @@ class GrpoLoss(OpSpec):
         active = self.active_tokens(inputs)
         rows, policy = logit_oracle(inputs, active, c_logp, "policy_logits", "action_ids")
         _, ref = logit_oracle(inputs, active, c_logp, "ref_logits", "action_ids")
-        advantages = _advantages(inputs)
-
-        def answer(a: Array, beta: float) -> tuple[loss_oracle.LossAnswer, Array, Bounded]:
-            """In float64, how far its token gradients may be, and the loss with its bound."""
-            found = [_loss(inputs, active, policy, ref, a, beta, side) for side in (0.0, 1.0, -1.0)]
-            middle, *sides = found
-            off = policy.bound + ref.bound
-            off = np.where(np.isfinite(off), off, 0.0)
-            slope = np.max([one.grad_scale[active] for one in found], axis=0)
-            bend = np.sum([np.abs(one.grad - middle.grad) for one in sides], axis=0)
-            bound = c["weight_sum_rtol"] * middle.abs_loss_sum + (slope * off).sum() + 2.0**-60
-            value = Bounded(np.asarray(middle.loss), np.asarray(bound))
-            return middle, bend, value
-
-        with np.errstate(all="ignore"):
-            beta = inputs["beta"]
-            middle, bend, loss = answer(advantages, beta)
-            zero = Bounded(np.asarray(0.0), np.asarray(0.0))
-            outputs = {
-                "loss": loss,
-                "policy_loss": answer(advantages, 0.0)[2],
-                "kl": answer(0.0 * advantages, 1.0)[2] if beta != 0 else zero,
-            }
-            bound = c_grad["rtol"] * middle.grad_scale + bend
-            bound = np.where(middle.ties, np.inf, bound)
+        log_probs, far = (Bounded(x.logp, x.bound).spread(active) for x in (policy, ref))
+        loss, outputs = bounded_grpo_loss(
+            inputs, c, c_grad, log_probs, inputs["old_logps"], active, ref=far
+        )
 
         def gradients(upstream: Mapping[str, Stored]) -> Mapping[str, Bounded]:
             g = float(upstream["loss"].values())
-            factor = Bounded(g * middle.grad[active], abs(g) * bound[active])
+            factor = Bounded(g * loss.grad.value[active], abs(g) * loss.grad.bound[active])
             exact = policy_gradient(case, rows, policy, active, factor, coefficients)
             return {"policy_logits": exact}
 
         return Expected(outputs, gradients)
 
     def with_inactive_rows(self, inputs: Inputs, before: int, after: int) -> Inputs:
-        rows, samples = inputs.num_rows, inputs["samples_per_prompt"]
-        padded = inputs.rows(np.arange(-before, rows + after).clip(0, rows - 1))
-        mask = self.active_tokens(padded)
-        mask[:before] = mask[before + rows :] = False
-        groups = before + np.arange(0, rows + 1, samples)
-        starts = np.unique([0, *groups, before + rows + after])
-        padded = padded.but(
-            completion_mask=of(mask, "bool"),
-            samples_per_prompt=None,
-            group_boundaries=of(starts, "int64"),
-        )
-        return self.with_garbage(padded, ~mask, np.random.default_rng(0))
+        return with_inactive_sequences(self, inputs, before, after)
 
     def random_shape(self, rng: np.random.Generator) -> RandomShape:
         samples, groups = int(rng.integers(1, 7)), int(rng.integers(1, 5))
@@ -144,6 +112,51 @@ class GrpoLoss(OpSpec):
 
     def liveness(self, case: Case) -> list[Liveness]:
         return inputs_of.liveness(self, case)
+
+
+def with_inactive_sequences(spec: OpSpec, inputs: Inputs, before: int, after: int) -> Inputs:
+    """The same sequences, in groups of their own, with inactive ones of garbage around them."""
+    rows, samples = inputs.num_rows, inputs["samples_per_prompt"]
+    padded = inputs.rows(np.arange(-before, rows + after).clip(0, rows - 1))
+    mask = spec.active_tokens(padded)
+    mask[:before] = mask[before + rows :] = False
+    groups = before + np.arange(0, rows + 1, samples)
+    starts = np.unique([0, *groups, before + rows + after])
+    padded = padded.but(
+        completion_mask=of(mask, "bool"),
+        samples_per_prompt=None,
+        group_boundaries=of(starts, "int64"),
+    )
+    return spec.with_garbage(padded, ~mask, np.random.default_rng(0))
+
+
+def bounded_grpo_loss(
+    inputs: Inputs,
+    c: Mapping[str, float],
+    c_grad: Mapping[str, float],
+    log_probs: Bounded,
+    old: Stored,
+    active: Array,
+    **given: Any,
+) -> tuple[loss_oracle.BoundedLoss, dict[str, Bounded]]:
+    """The loss of log-probs, old ones and active tokens, with its outputs by name; `given`: as
+    `bounded_ppo_loss` takes it."""
+    own = {name: inputs[name] for name in loss_oracle.DEFAULTS.keys() & inputs.values.keys()}
+    del own["group_boundaries"], own["samples_per_prompt"]  # of the advantages
+    if inputs["clip_eps"] is not None:
+        own |= dict.fromkeys(("eps_clip_low", "eps_clip_high"), inputs["clip_eps"])
+
+    def loss(advantages: Array, **changed: Any) -> loss_oracle.BoundedLoss:
+        operands = (log_probs, old.values(), advantages, active)
+        options = {**own, **given, **changed}
+        return loss_oracle.bounded_ppo_loss(c, c_grad, *operands, **options)
+
+    advantages, beta = _advantages(inputs), inputs["beta"]
+    whole = loss(advantages, kl_coef=beta)
+    zero = Bounded(np.asarray(0.0), np.asarray(0.0))
+    kl = loss(0.0 * advantages, kl_coef=1.0, entropy_coef=0.0).loss if beta != 0 else zero
+    policy = loss(advantages, kl_coef=0.0, entropy_coef=0.0).loss
+    return whole, {"loss": whole.loss, "policy_loss": policy, "kl": kl}
 
 
 def _advantages(inputs: Inputs) -> Array:
@@ -160,34 +173,6 @@ def _advantages(inputs: Inputs) -> Array:
         below = x.std(ddof=1) + 1e-6 if inputs["normalize"] == "std" else 1.0
         found[first:last] = (x - x.mean()) / below
     return found
-
-
-def _loss(
-    inputs: Inputs,
-    active: Array,
-    policy: LinearLogprob,
-    ref: LinearLogprob,
-    advantages: Array,
-    beta: float,
-    side: float,
-) -> loss_oracle.LossAnswer:
-    """With each log-prob as far off to one side as it may be."""
-    full, far = np.zeros(active.shape), np.zeros(active.shape)
-    full[active] = policy.logp + side * np.where(np.isfinite(policy.logp), policy.bound, 0.0)
-    far[active] = ref.logp - side * np.where(np.isfinite(ref.logp), ref.bound, 0.0)
-    o = {name: inputs[name] for name in loss_oracle.DEFAULTS.keys() & inputs.values.keys()}
-    del o["group_boundaries"], o["samples_per_prompt"]  # of the advantages
-    if inputs["clip_eps"] is not None:
-        o |= dict.fromkeys(("eps_clip_low", "eps_clip_high"), inputs["clip_eps"])
-    return loss_oracle.ppo_loss(
-        full,
-        inputs["old_logps"].values(),
-        advantages,
-        active,
-        ref_log_probs=far,
-        kl_coef=beta,
-        **o,
-    )
 
 
 def torch_grpo_loss(

@@ -73,6 +73,7 @@ OPTION_SETS: tuple[dict[str, Any], ...] = (
 
 NEEDS_TIS = {"use_tis": True, "tis_imp_ratio_cap": 1.2, "tis_imp_ratio_floor": 0.8}
 NEEDS_KL = {"kl_coef": 0.3}
+GIVEN_WEIGHTS = ("loss_weights", "importance_weights")
 PROMPTS = {"loss_reduction": "prompt_mean", "samples_per_prompt": 3}
 SEQUENCES = {"loss_reduction": "sequence_mean"}
 # A value of an option that must show in loss and gradient, and what switches the option on.
@@ -131,7 +132,7 @@ def liveness(spec: OpSpec, built: Callable[..., Inputs], old: str) -> list[Liven
         on = built(**{switch: LIVE[switch][0]})
         pairs[name] = on, {name: of(before + 0.25, "float32")}
     weights = np.linspace(0.1, 0.2, before.size).reshape(shape)
-    for name in ("loss_weights", "importance_weights"):
+    for name in GIVEN_WEIGHTS:
         pairs[name] = base, {name: of(weights, "float32")}
     mask = np.arange(before.size).reshape(shape) % 2 == 0
     pairs["loss_mask"] = base, {"loss_mask": of(mask, "bool")}
@@ -182,7 +183,6 @@ def draw(case: Case) -> dict[str, Any]:
         flat[active[:1]] = np.nan
         values["log_probs"] = flat.reshape(shape)
     weights = {
-        name: np.abs(normal(0.1)) if case.options.get(name) else None
-        for name in ("loss_weights", "importance_weights")
+        name: np.abs(normal(0.1)) if case.options.get(name) else None for name in GIVEN_WEIGHTS
     }
     return {**values, "loss_mask": mask, **weights}
