@@ -419,7 +419,7 @@ def _kl(
     """Value of the estimate times its weight g, derivatives with respect to the policy's log-prob
     and to the mean log-ratio, and near ties. g moves with the own log-prob, or with the mean."""
     bound, most = o["kl_clamp"], o["kl_output_clamp"]
-    x, inside = np.clip(e, -bound, bound), np.abs(e) <= bound
+    x, inside = np.clip(e, -bound, bound), ~(np.abs(e) > bound)  # NaN is not clamped
     terms: dict[str, tuple[Array, Array]] = {
         "k1": (-x, np.ones_like(x)),
         "abs": (np.abs(x), -np.sign(x)),
@@ -429,7 +429,7 @@ def _kl(
     k, slope = terms[o["kl_estimator"]]
     slope = np.where(inside, slope, 0.0)
     value = g * k
-    free = np.abs(value) <= most
+    free = ~(np.abs(value) > most)
     ties = _near(np.abs(e), bound) | _near(np.abs(value), most)
     no = np.zeros_like(e)
     if o["kl_gradient"] == "unbiased":
