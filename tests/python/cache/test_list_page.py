@@ -143,7 +143,7 @@ def test_columns_sort(page: Path, browser: Browser) -> None:
 
 
 def test_search_and_filters_choose(page: Path, browser: Browser) -> None:
-    search(browser, "LINEAR_logp 4096")
+    search(browser, "LINEAR_logp 128256")
     assert [row[2] for row in rows(browser)] == ["V=128256 D=4096"]
     assert re.fullmatch(r"1 of \d+", browser.run("count.innerText"))
     search(browser, "nothing has this")
