@@ -9,7 +9,8 @@ one by one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from operator import index
 from typing import Any, NamedTuple
 
 from rlk import _core
@@ -24,6 +25,8 @@ HEAD = ("hidden", "weight", "bias")
 _OF_LOGP = ("target", *HEAD, *defaults(of_logp.linear_logp))
 #: Options of linear_logp that are the policy's: the reference has no gradient.
 _OF_POLICY = ("saved_mib", "accumulate_into", "lora")
+#: As linear_logp has it.
+_MOST_MIB = 1 << 20
 
 
 class Call(NamedTuple):
@@ -50,8 +53,19 @@ def make_call(
     if kl_coef is not None and kl_coef != 0:
         ref = _reference(op, names, given, logp, options)
     loss = {**loss, "stream": given["stream"]}
+    for name in ("saved_mib", "workspace_mib"):  # whichever the call takes
+        _check_mib(op, name, given[name])
     scale, mib = grad_scale_of(op, given), given["workspace_mib"]
     return Call(op, names, logp, ref, loss, scale, ranks, mib)
+
+
+def _check_mib(op: str, name: str, value: Any) -> None:
+    if value is None:
+        return
+    with suppress(TypeError):  # no whole number
+        if not isinstance(value, bool) and 0 <= index(value) <= _MOST_MIB:
+            return
+    fail(op, name, f"a whole number from 0 to {_MOST_MIB}, or None", text(value))
 
 
 def _reference(

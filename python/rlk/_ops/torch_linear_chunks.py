@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from rlk import _core
@@ -22,7 +23,7 @@ from rlk._ops import ppo_loss
 from rlk._ops.common import Arguments, defaults
 from rlk._ops.linear_cross_entropy import tokens_shape
 from rlk._ops.linear_logp import accumulator, cast, casts
-from rlk._ops.linear_loss import HEAD, Call, in_words_of
+from rlk._ops.linear_loss import Call, in_words_of
 from rlk._ops.torch_common import default_hooks, once, restored, save
 from rlk._ops.torch_logp import linear_logp_operands, megatron_placeholder
 
@@ -36,7 +37,7 @@ _OF_TOKENS = (
     *("old_log_probs", "advantages", "loss_mask", "rollout_logprobs"),
     *("importance_weights", "ref_log_probs", "loss_weights"),
 )
-_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Scores:
@@ -91,11 +92,12 @@ class Tokens:
             from rlk._ops import torch_loss_ranks
 
             given = torch_loss_ranks.counted(given, self._options, self._ranks)
-        count = shape.numel()
-        if given["cu_seqlens"] is None:
+        count, starts = shape.numel(), given["cu_seqlens"]
+        if starts is None:
             length = shape[-1]
             starts = torch.arange(0, count + 1, max(length, 1), device=given["log_probs"].device)
-            given["cu_seqlens"] = starts
+        # Of any integer dtype, which need not hold what is below 0.
+        given["cu_seqlens"] = torch.as_tensor(starts).long()
         given["log_probs"] = given["log_probs"].flatten()
         for name in _OF_TOKENS:
             if given[name] is not None:
@@ -167,8 +169,8 @@ def _chunks(arguments: Arguments, rows: int) -> Iterator[tuple[int, Arguments]]:
 def chunk_rows(arguments: Arguments, mib: int) -> int:
     """Rows whose exponentials fit in so many MiB, in chunks of like size; 0 where the call cannot
     be taken by chunks."""
+    memory = _core.linear_logp_chunk_memory(arguments, 1)  # checks all arguments
     count = int(arguments["target"].numel())
-    memory = _core.linear_logp_chunk_memory(arguments, 1)
     if memory is None or count == 0:
         return 0
     itemsize = getattr(torch, memory["kept"][1]).itemsize
@@ -198,9 +200,6 @@ class Run(NamedTuple):
         return {"grad_output": of_log_prob, "grad_lse": of_lse, "grad_entropy": None}
 
 
-_GRADS = ("grad_hidden", "grad_weight", "grad_bias")
-
-
 def _memory(
     arguments: Arguments, rows: int, needs: tuple[bool, ...], sums: tuple[bool, ...]
 ) -> tuple[list[Any], Arguments | None]:
@@ -228,8 +227,8 @@ def _memory(
 
 def _forward(
     run: Run, arguments: Arguments, needs: tuple[bool, bool, bool], sums: tuple[bool, bool]
-) -> tuple[Arguments, Arguments]:
-    """All gradients by name, and what each row has."""
+) -> tuple[tuple[Any, ...], Arguments]:
+    """All gradients, None where not needed, and what each row has."""
     count, shape = arguments["target"].numel(), arguments["target"].shape
     grads, shared = _memory(arguments, run.rows, needs, sums)
     found: dict[str, list[Any]] = {name: [] for name in ("derivative", *_OF_BACKWARD)}
@@ -265,7 +264,7 @@ def _forward(
     }
     if grads[0] is not None:
         grads[0] = grads[0].view(arguments["hidden"].shape)
-    return dict(zip(_GRADS, grads, strict=True)), of_rows
+    return tuple(grads), of_rows
 
 
 class _LossByChunks(torch.autograd.Function):
@@ -281,8 +280,10 @@ class _LossByChunks(torch.autograd.Function):
             ctx.weight, ctx.sums = weakref.ref(weight), (ctx.sums[0], True)
         arguments = {**arguments, "accumulate_into": None, "return_lse": run.scores.takes_lse}
         grads, rows = _forward(run, arguments, ctx.needs_input_grad[:3], ctx.sums)
-        save(ctx, "linear_logp", arguments, rows, grads)
-        ctx.is_spent = default_hooks(False) is not None  # hooks may hold what is saved
+        save(ctx, "linear_logp", arguments, rows)
+        # The first backward gives them away, and then they may be anything. Hooks of what is saved
+        # are there to hold less.
+        ctx.grads = grads if default_hooks(False) is None else None
         ctx.set_materialize_grads(False)
         loss, *written[:] = run.tokens.result()
         return loss
@@ -292,15 +293,11 @@ class _LossByChunks(torch.autograd.Function):
         if upstream is None:
             return (None,) * 6
         arguments = restored(ctx)
-        grads = tuple(arguments.pop(name, None) for name in _GRADS)
+        grads, ctx.grads = ctx.grads, None
         derivative, run = arguments.pop("derivative"), ctx.run
         factor = upstream if run.grad_scale is None else upstream * run.grad_scale
         arguments.update(run.upstream(derivative, factor, arguments.pop("lse", None)))
-        options: Arguments = {}
-        # Once they are given away they may be anything.
-        if not ctx.is_spent:
-            options = {"into": grads, "unless_one": upstream}
-        ctx.is_spent = True
+        options = {} if grads is None else {"into": grads, "unless_one": upstream}
 
         def compute(given: Arguments) -> Any:
             needs = ctx.needs_input_grad[:3]
@@ -344,6 +341,18 @@ class Chunks(NamedTuple):
         return ppo_loss.PpoLoss(found, make_metrics(*written))
 
 
+def _are_plain(given: Arguments) -> bool:
+    """Whether linear_logp's tensors are torch's own. The parts say what is wrong with others."""
+    needed = (given[name] for name in ("hidden", "weight", "target"))
+    optional = (given[name] for name in ("bias", "mask"))
+    temperature = given["temperature"]
+    return (
+        all(type(tensor) in _PLAIN for tensor in needed)
+        and all(tensor is None or type(tensor) in _PLAIN for tensor in optional)
+        and (type(temperature) in _PLAIN or isinstance(temperature, int | float | np.generic))
+    )
+
+
 def chunks_of(call: Call, options: Any) -> Chunks | None:
     """`options`: ppo_loss's, resolved. None where a chunk cannot be taken by itself."""
     given = {**_DEFAULTS, **call.logp}
@@ -351,7 +360,7 @@ def chunks_of(call: Call, options: Any) -> Chunks | None:
         return None  # the entropy's gradient takes logits, means of log-ratios whole sequences
     if any(given[name] is not None for name in _ALONE) or given["sequence_parallel"]:
         return None
-    if any(type(given[name]) not in _PLAIN for name in (*HEAD, "target")):
+    if not _are_plain(given):
         return None
     mib = call.workspace_mib
     if mib is None:
@@ -369,6 +378,8 @@ def chunks_of(call: Call, options: Any) -> Chunks | None:
 def cross_entropy(call: Call, options: Arguments, lse_scale: float, active: Any) -> Any:
     """The loss, or None as `chunks_of`. `options`: of ppo_loss, which sums;
     `active`: makes the mask of tokens that count, None: all."""
+    if not _are_plain({**_DEFAULTS, **call.logp}):
+        return None
     hidden, shape = call.logp["hidden"], tokens_shape(call.logp["target"].shape)
     given = {
         **dict.fromkeys(ppo_loss.INPUTS),

@@ -291,6 +291,7 @@ WRONG = [
     ({"bias": torch.ones(3)}, "bias", "shape"),
     ({"temperature": -1.0}, "temperature", "above 0"),
     ({"vocab_size": 3}, "vocab_size", "group"),
+    ({"workspace_mib": -1}, "workspace_mib", "from 0 to 1048576, or None, got -1"),
 ]
 
 
@@ -301,6 +302,14 @@ def test_errors_name_the_argument(device, options, name, expected):
         with pytest.raises(rlk.InvalidArgument, match=f"^linear_cross_entropy: {name}: ") as caught:
             loss_of(b, **options)
         assert expected in str(caught.value)
+
+
+@on_cpu_alone
+@pytest.mark.parametrize("name", ["hidden", "target"])
+def test_no_tensor_at_all(device, name):
+    for b in (draw(), draw().leaves()):
+        with pytest.raises(rlk.InvalidArgument, match=f"^linear_cross_entropy: {name}: "):
+            loss_of(b.but(**{name: None}))
 
 
 @on_cpu_alone

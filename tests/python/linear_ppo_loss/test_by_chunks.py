@@ -3,6 +3,8 @@
 
 import devices
 import pytest
+import ranks
+from devices import on_cpu_alone
 from reference import same_bits
 from tensors import torch
 from torch.utils.checkpoint import checkpoint
@@ -128,8 +130,10 @@ def test_cross_entropy(batch, expect_same, mib, options):
     expect_same(call)
 
 
-def test_packed_tokens_of_unequal_sequences(batch, expect_same):
+@pytest.mark.parametrize("dtype_of_starts", [torch.int64, torch.int16, torch.uint32])
+def test_packed_tokens_of_unequal_sequences(batch, expect_same, dtype_of_starts):
     starts = torch.tensor([0, 100, 100, 355, B * T], device=batch.hidden.device)
+    starts = starts.to(dtype_of_starts)
     temperature = torch.linspace(0.5, 1.5, B * T, device=batch.hidden.device)
     flat = [x.flatten() for x in (batch.target, batch.old)]
 
@@ -160,6 +164,43 @@ def test_one_token_without_axes(batch, expect_same):
         return results(loss, (hidden, weight, bias))
 
     expect_same(call)
+
+
+def test_starts_that_hold_nothing_below_0(batch, expect_same):
+    count = 250
+    starts = torch.tensor([0, 100, 100, count], device=batch.hidden.device, dtype=torch.uint8)
+    given = [x.flatten()[:count] for x in (batch.target, batch.old, batch.mask)]
+
+    def call():
+        hidden, weight, _ = batch.leaves()
+        own, (target, old, mask) = hidden.flatten(0, 1)[:count], given
+        options = {"cu_seqlens": starts, "workspace_mib": PARTS}
+        of = own, weight, target, old, batch.advantages[:3], mask
+        loss = rlk.jit.linear_ppo_loss(*of, loss_reduction="sequence_mean", **options).loss
+        return results(loss, (hidden, weight))
+
+    expect_same(call)
+
+
+@on_cpu_alone
+def test_arrays_of_numpy_among_tensors(batch):
+    """Arguments that need no gradient, with each budget."""
+    flat = [x.flatten() for x in (batch.target, batch.old, batch.mask)]
+    starts, rows = torch.tensor([0, 100, 100, 355, B * T]), torch.full((B * T,), 0.7)
+
+    def call(as_given, mib):
+        hidden, weight, _ = batch.leaves()
+        target, old, mask, cu_seqlens, temperature = map(as_given, (*flat, starts, rows))
+        options = {"cu_seqlens": cu_seqlens, "temperature": temperature, "workspace_mib": mib}
+        given = target, old, as_given(batch.advantages[:4]), mask
+        loss = rlk.jit.linear_ppo_loss(hidden.flatten(0, 1), weight, *given, **options).loss
+        return results(loss, (hidden, weight))
+
+    want = call(lambda x: x, 0)
+    for mib in (0, PARTS, WHOLE):
+        assert all(map(same_bits, call(lambda x: x.numpy(), mib), want))
+        one = call(lambda x: x.numpy() if x is starts else x, mib)
+        assert all(map(same_bits, one, want))
 
 
 def test_rows_without_a_gradient(batch, expect_same):
@@ -200,6 +241,15 @@ def test_ways_of_autograd(batch, expect_same):
         (3 * found).backward()
         return first, hidden.grad, weight.grad
 
+    def changed_in_between():
+        leaves = batch.leaves()[:2]
+        found = loss(*leaves)
+        first = torch.autograd.grad(found, leaves, retain_graph=True)
+        kept = [x.clone() for x in first]
+        for grad in first:
+            grad.mul_(0)
+        return *kept, *results(found, leaves)
+
     def saved_elsewhere():
         leaves = batch.leaves()[:2]
         with torch.autograd.graph.save_on_cpu():
@@ -220,7 +270,15 @@ def test_ways_of_autograd(batch, expect_same):
         found = loss(hidden.transpose(0, 2).contiguous().transpose(0, 2), weight)
         return results(found, (hidden, weight))
 
-    calls = (accumulated, twice, saved_elsewhere, checkpointed, of_float32_master, strided)
+    calls = (
+        accumulated,
+        twice,
+        changed_in_between,
+        saved_elsewhere,
+        checkpointed,
+        of_float32_master,
+        strided,
+    )
     for call in (*calls, lambda: frozen(0), lambda: frozen(1)):
         expect_same(call)
 
@@ -240,3 +298,42 @@ def test_what_is_not_taken_by_chunks(batch, monkeypatch):
         leaves = batch.leaves()
         batch.policy(*leaves, **options).loss.backward()
         assert leaves[1].grad.isfinite().all()
+
+
+#: Sequences of each rank, and its workspace_mib: parts, one chunk and several of them meet.
+CUTS = [((0, 5), PARTS), ((5, B), PARTS)], [((0, 4), PARTS), ((4, B), 0)], [((0, B), WHOLE), None]
+
+
+def work(kind, rank):
+    batch, world = Batch(torch.float32), torch.distributed.group.WORLD
+    found = []
+    for cut in CUTS:
+        (first, last), mib = cut[rank] or ((B, B), PARTS)
+        own = Batch(torch.float32)
+        for name in ("hidden", "target", "mask", "old", "ref", "advantages"):
+            setattr(own, name, getattr(batch, name)[first:last])
+        options = {"workspace_mib": mib, "loss_group": world}
+        policy = {"kl_coef": 0.1, "ref_log_probs": own.ref, "loss_reduction": "sequence_mean"}
+        for of, asked in ((own.policy, policy), (own.entropy, {})):
+            leaves = own.leaves()
+            loss = of(*leaves, **options, **asked)
+            found.append(results(getattr(loss, "loss", loss), leaves))
+    return found
+
+
+@on_cpu_alone
+def test_ranks_need_not_have_as_many_chunks(batch, tmp_path):
+    ranks_found = ranks.run("cpu", work, tmp_path)
+    policy = {"kl_coef": 0.1, "ref_log_probs": batch.ref, "loss_reduction": "sequence_mean"}
+    wanted = []
+    for of, asked in ((batch.policy, policy), (batch.entropy, {})):
+        leaves = batch.leaves()
+        loss = of(*leaves, **asked)
+        wanted.append(results(getattr(loss, "loss", loss), leaves))
+    assert len(ranks_found[0]) == len(CUTS) * len(wanted)
+    for number, parts in enumerate(zip(*ranks_found, strict=True)):
+        loss, of_hidden, of_weight, _ = wanted[number % len(wanted)]
+        assert all(same_bits(part[0], loss) for part in parts)
+        assert same_bits(torch.cat([part[1] for part in parts]), of_hidden)
+        total = sum(part[2].double() for part in parts)
+        assert (total - of_weight.double()).abs().max() <= 1e-5 * of_weight.abs().max()

@@ -67,6 +67,12 @@ WRONG = [
     ({"grad_scale": torch.ones((), requires_grad=True)}, "grad_scale", "without gradient"),
     ({"grad_scale": torch.ones((), dtype=torch.int64)}, "grad_scale", "floating"),
     ({"vocab_size": 210}, "vocab_size", "group"),
+    ({"target": None}, "target", "a tensor, got None"),
+    *(
+        ({name: value}, name, f"a whole number from 0 to 1048576, or None, got {value!r}")
+        for name in ("workspace_mib", "saved_mib")
+        for value in (-1, 1.5, "a", True, 2**64)
+    ),
 ]
 
 
@@ -148,7 +154,7 @@ def test_a_compiled_call_is_one_graph_of_the_same_bits():
     scale = tensor(np.float32(4))
 
     def losses(b):
-        first = b.loss(grad_scale=scale, **EVERYTHING)
+        first = b.loss(grad_scale=scale, workspace_mib=1, saved_mib=0, **EVERYTHING)
         return first.loss + grpo(b, grad_scale=2.0).loss, first.metrics.num_active
 
     # Of a dataclass the compiler would look at each field.
