@@ -281,9 +281,8 @@ class _LossByChunks(torch.autograd.Function):
         arguments = {**arguments, "accumulate_into": None, "return_lse": run.scores.takes_lse}
         grads, rows = _forward(run, arguments, ctx.needs_input_grad[:3], ctx.sums)
         save(ctx, "linear_logp", arguments, rows)
-        # The first backward gives them away, and then they may be anything. Hooks of what is saved
-        # are there to hold less.
-        ctx.grads = grads if default_hooks(False) is None else None
+        # The first backward gives them away, and then they may be anything.
+        ctx.grads = grads
         ctx.set_materialize_grads(False)
         loss, *written[:] = run.tokens.result()
         return loss
@@ -356,6 +355,8 @@ def _are_plain(given: Arguments) -> bool:
 def chunks_of(call: Call, options: Any) -> Chunks | None:
     """`options`: ppo_loss's, resolved. None where a chunk cannot be taken by itself."""
     given = {**_DEFAULTS, **call.logp}
+    if default_hooks(False) is not None:
+        return None  # of saved tensors: they are there to hold less until the backward
     if options.needs_entropy or options.rules.ratio_level != "token":
         return None  # the entropy's gradient takes logits, means of log-ratios whole sequences
     if any(given[name] is not None for name in _ALONE) or given["sequence_parallel"]:

@@ -250,16 +250,6 @@ def test_ways_of_autograd(batch, expect_same):
             grad.mul_(0)
         return *kept, *results(found, leaves)
 
-    def saved_elsewhere():
-        leaves = batch.leaves()[:2]
-        with torch.autograd.graph.save_on_cpu():
-            found = loss(*leaves)
-        return results(found, leaves)
-
-    def checkpointed():
-        leaves = batch.leaves()[:2]
-        return results(checkpoint(loss, *leaves, use_reentrant=False), leaves)
-
     def of_float32_master():
         hidden, weight, _ = batch.leaves()
         leaves = hidden, weight.detach().float().requires_grad_()
@@ -274,8 +264,6 @@ def test_ways_of_autograd(batch, expect_same):
         accumulated,
         twice,
         changed_in_between,
-        saved_elsewhere,
-        checkpointed,
         of_float32_master,
         strided,
     )
@@ -298,6 +286,24 @@ def test_what_is_not_taken_by_chunks(batch, monkeypatch):
         leaves = batch.leaves()
         batch.policy(*leaves, **options).loss.backward()
         assert leaves[1].grad.isfinite().all()
+
+
+def test_hooks_of_saved_tensors_find_no_gradients(batch, monkeypatch):
+    """They are there to hold less until the backward: the call runs as its parts."""
+
+    def loss(hidden, weight):
+        return batch.policy(hidden, weight, None, workspace_mib=PARTS).loss
+
+    wanted = results(loss(*(leaves := batch.leaves()[:2])), leaves)
+    monkeypatch.setattr(torch_linear_chunks, "chunk_rows", None)
+    leaves = batch.leaves()[:2]
+    with torch.autograd.graph.save_on_cpu():
+        found = loss(*leaves)
+    for other in (
+        results(found, leaves),
+        results(checkpoint(loss, *(leaves := batch.leaves()[:2]), use_reentrant=False), leaves),
+    ):
+        assert all(same_bits(one, want) for one, want in zip(other, wanted, strict=True))
 
 
 #: Sequences of each rank, and its workspace_mib: parts, one chunk and several of them meet.
