@@ -162,11 +162,7 @@ def linear_grpo_loss(
         "stream": stream,
         "options": options,
     }
-    call = (
-        _make_call(given)
-        if is_compiling()
-        else ppo_loss.told("linear_grpo_loss", _make_call, given)
-    )
+    call = ppo_loss.told("linear_grpo_loss", _make_call, given)
     loss, metrics = linear_loss.policy_loss(call)
     return grpo_loss.GrpoLoss(loss, metrics.policy_loss, metrics.kl_loss)
 

@@ -196,13 +196,15 @@ def _resolved(call: Call) -> ppo_loss.Call:
 
 def _run(call: Call) -> ppo_loss.PpoLoss:
     loss = _resolved(call)
-    if _core.needs_autograd(call.logp):
+    # The entropy's gradient takes logits, means of log-ratios whole sequences.
+    is_by_token = not loss.options.needs_entropy and loss.options.rules.ratio_level == "token"
+    if is_by_token and _core.needs_autograd(call.logp):
         from rlk._ops import torch_linear_chunks
 
-        chunks = torch_linear_chunks.chunks_of(call, loss.options)
+        chunks = torch_linear_chunks.chunks_of(call)
         if chunks is not None:
             made = _others(call, loss.options.needs_ref)
-            return chunks.loss(loss._replace(arguments={**loss.arguments, **made}))
+            return chunks.policy_loss(loss._replace(arguments={**loss.arguments, **made}))
     made = _of_policy(call, loss.options.needs_entropy)
     made |= _others(call, loss.options.needs_ref)
     with in_words_of(call.op, call.names, call.logp["hidden"]):

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlk import _core
 from rlk._ops import linear_loss, ppo_loss
-from rlk._ops.common import Arguments, Tensor, is_compiling
+from rlk._ops.common import Arguments, Tensor
 from rlk._ops.grpo_loss import check_options
 
 # What the parts' arguments are called here. A token of log_probs is one of target.
@@ -124,9 +124,7 @@ def linear_ppo_loss(
         "stream": stream,
         "options": options,
     }
-    call = (
-        _make_call(given) if is_compiling() else ppo_loss.told("linear_ppo_loss", _make_call, given)
-    )
+    call = ppo_loss.told("linear_ppo_loss", _make_call, given)
     return linear_loss.policy_loss(call)
 
 

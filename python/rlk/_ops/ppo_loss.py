@@ -185,8 +185,9 @@ OPTIONS = frozenset({"dialect", "max_seq_len", "samples_per_prompt", *NAMES, *TE
 
 
 def told(op: str, make: Any, arguments: Arguments) -> Any:
-    """make(arguments, ranks); where the batch lies on several they may be told of its error."""
-    ranks = _ranks_of(op, arguments["options"])
+    """make(arguments, ranks); where the batch lies on several they may be told of its error, but in
+    torch.compile, whose operators see to that."""
+    ranks = None if is_compiling() else _ranks_of(op, arguments["options"])
     if ranks is None:
         return make(arguments)
     with ranks.agreement.telling():

@@ -10,7 +10,7 @@ Imported at the first call that needs it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from rlk import _core
 from rlk._metrics import make_metrics
 from rlk._ops import linear_logp as of_logp
-from rlk._ops import ppo_loss
+from rlk._ops import ppo_loss, torch_loss_ranks
 from rlk._ops.common import Arguments, defaults
 from rlk._ops.linear_cross_entropy import tokens_shape
 from rlk._ops.linear_logp import accumulator, cast, casts
@@ -70,35 +70,28 @@ class Tokens:
     """ppo_loss of some tokens at a time. What each needs of the others is counted before; what all
     add up to are integers, as where a batch lies on several ranks."""
 
-    def __init__(self, call: ppo_loss.Call, log_probs: Any) -> None:
-        """log_probs: of all tokens, whose values are not looked at."""
+    def __init__(self, call: ppo_loss.Call, hidden: Any, shape: Sequence[int]) -> None:
+        """`shape`: of all tokens, of hidden's device."""
         self._options, self._ranks = call.options, call.ranks
-        self._given = {**call.arguments, "log_probs": log_probs}
-        self._counted: Arguments = {}
         self._totals: list[Any] = []
-        if call.ranks is None:  # checks all arguments
-            self._own, self._num_groups = _core.ppo_loss_count(self._given, call.options.core)
+        # Whose values are not looked at.
+        log_probs = hidden.new_empty(shape, dtype=torch.float32)
+        counted = torch_loss_ranks.counted(
+            {**call.arguments, "log_probs": log_probs}, call.options, call.ranks
+        )
+        self._counted = self._flat(counted)
 
-    def _count(self) -> Arguments:
-        """The arguments of all tokens side by side, with what is counted."""
-        given, shape = self._given, self._given["log_probs"].shape
-        if self._ranks is None:
-            tokens = self._own[:, 0]
-            numbers = (len(tokens), self._num_groups)
-            sequences, groups = (tokens.new_full((), number) for number in numbers)
-            totals = torch.stack([tokens.sum(), sequences, (tokens > 0).sum(), groups])
-            given = {**given, "pieces": self._own[None], "totals": totals}
-        else:
-            from rlk._ops import torch_loss_ranks
-
-            given = torch_loss_ranks.counted(given, self._options, self._ranks)
-        count, starts = shape.numel(), given["cu_seqlens"]
+    @staticmethod
+    def _flat(given: Arguments) -> Arguments:
+        """The arguments of all tokens side by side."""
+        log_probs, starts = given["log_probs"], given["cu_seqlens"]
+        shape = log_probs.shape
         if starts is None:
-            length = shape[-1]
-            starts = torch.arange(0, count + 1, max(length, 1), device=given["log_probs"].device)
+            length = max(shape[-1], 1)
+            starts = torch.arange(0, shape.numel() + 1, length, device=log_probs.device)
         # Of any integer dtype, which need not hold what is below 0.
         given["cu_seqlens"] = torch.as_tensor(starts).long()
-        given["log_probs"] = given["log_probs"].flatten()
+        given["log_probs"] = log_probs.flatten()
         for name in _OF_TOKENS:
             if given[name] is not None:
                 # One value a sequence is a column, which no number of tokens looks like.
@@ -108,8 +101,6 @@ class Tokens:
 
     def derivatives(self, first: int, scores: Any) -> Any:
         """Of the loss with respect to each score of the tokens from `first` on."""
-        if not self._counted:
-            self._counted = self._count()
         given, last = {**self._counted}, first + len(scores)
         for name in _OF_TOKENS:
             if given[name] is not None and given[name].ndim == 1:
@@ -122,24 +113,19 @@ class Tokens:
 
     def result(self) -> Any:
         """The loss and what metrics are made of, after all tokens."""
-        partials = torch.stack(self._totals)
-        if self._ranks is not None:
-            from rlk._ops.torch_group import gathered
-
-            # Ranks need not have as many chunks.
-            given = {**self._counted, "partials": partials}
-            own = _core.ppo_loss_total(given, self._options.core, False, False)[0]
-            ranks = self._ranks
-            partials = gathered("ppo_loss", ranks.name, ranks.everyone, own)
-        given = {**self._counted, "partials": partials}
-        return _core.ppo_loss_join(given, self._options.core)[:4]
+        given = {**self._counted, "partials": torch.stack(self._totals)}
+        if self._ranks is None:
+            return _core.ppo_loss_join(given, self._options.core)[:4]
+        # Ranks need not have as many chunks.
+        own = _core.ppo_loss_total(given, self._options.core, False, False)[0]
+        return torch_loss_ranks.joined(self._counted, self._options, self._ranks, own)
 
 
 class AllTokens:
     """ppo_loss of all tokens at once, in the place of Tokens."""
 
-    def __init__(self, call: ppo_loss.Call, log_probs: Any) -> None:
-        self._call, self._shape = call, log_probs.shape
+    def __init__(self, call: ppo_loss.Call, _: Any, shape: Sequence[int]) -> None:
+        self._call, self._shape = call, shape
         self._found: list[Any] = []
 
     def derivatives(self, first: int, scores: Any) -> Any:
@@ -205,10 +191,8 @@ def _memory(
 ) -> tuple[list[Any], Arguments | None]:
     """The gradients, None where not needed, and what chunks share, None where there is but one."""
     new, (vocab, dim) = arguments["hidden"].new_empty, arguments["weight"].shape
-    count, dtypes = (
-        arguments["target"].numel(),
-        [torch.float32 if is_sum else None for is_sum in sums],
-    )
+    count = arguments["target"].numel()
+    dtypes = [torch.float32 if is_sum else None for is_sum in sums]
     hidden = new((count, dim), dtype=dtypes[0]) if needs[0] else None
     weight = new((vocab, dim), dtype=dtypes[1]) if needs[1] else None
     bias = new(vocab, dtype=arguments["bias"].dtype) if needs[2] else None
@@ -318,22 +302,20 @@ class Chunks(NamedTuple):
     arguments: Arguments
     rows: int
 
-    def loss(self, loss: ppo_loss.Call, scores: Scores | None = None) -> ppo_loss.PpoLoss:
+    def policy_loss(self, loss: ppo_loss.Call) -> ppo_loss.PpoLoss:
         """`loss`: ppo_loss's call, but for log_probs."""
+        return self.loss(loss, Scores(), self.arguments["target"].shape)
+
+    def loss(self, loss: ppo_loss.Call, scores: Scores, shape: Sequence[int]) -> ppo_loss.PpoLoss:
+        """`shape`: of the scores, which are log_probs of the call `loss`."""
         call, hidden = self.call, self.arguments["hidden"]
-        shape = (
-            self.arguments["target"].shape
-            if scores is None
-            else loss.arguments["old_log_probs"].shape
-        )
         with in_words_of(call.op, call.names, hidden):
-            log_probs = hidden.new_empty(shape, dtype=torch.float32)
             scale = call.grad_scale
             if scale is not None:
                 scale = torch.as_tensor(scale, dtype=torch.float32, device=hidden.device)
             is_one = self.rows >= self.arguments["target"].numel()
-            tokens = (AllTokens if is_one else Tokens)(loss, log_probs)
-            run = Run(tokens, scores or Scores(), self.rows, scale)
+            tokens = (AllTokens if is_one else Tokens)(loss, hidden, shape)
+            run = Run(tokens, scores, self.rows, scale)
             written: list[Any] = []
             apply: Any = _LossByChunks.apply
             found = apply(*self.operands, self.arguments, run, written)
@@ -352,13 +334,11 @@ def _are_plain(given: Arguments) -> bool:
     )
 
 
-def chunks_of(call: Call, options: Any) -> Chunks | None:
-    """`options`: ppo_loss's, resolved. None where a chunk cannot be taken by itself."""
+def chunks_of(call: Call) -> Chunks | None:
+    """None where linear_logp of a chunk cannot be taken by itself."""
     given = {**_DEFAULTS, **call.logp}
     if default_hooks(False) is not None:
         return None  # of saved tensors: they are there to hold less until the backward
-    if options.needs_entropy or options.rules.ratio_level != "token":
-        return None  # the entropy's gradient takes logits, means of log-ratios whole sequences
     if any(given[name] is not None for name in _ALONE) or given["sequence_parallel"]:
         return None
     if not _are_plain(given):
@@ -379,21 +359,19 @@ def chunks_of(call: Call, options: Any) -> Chunks | None:
 def cross_entropy(call: Call, options: Arguments, lse_scale: float, active: Any) -> Any:
     """The loss, or None as `chunks_of`. `options`: of ppo_loss, which sums;
     `active`: makes the mask of tokens that count, None: all."""
-    if not _are_plain({**_DEFAULTS, **call.logp}):
+    chunks = chunks_of(call)
+    if chunks is None:
         return None
+    mask = active()
     hidden, shape = call.logp["hidden"], tokens_shape(call.logp["target"].shape)
     given = {
         **dict.fromkeys(ppo_loss.INPUTS),
         "old_log_probs": hidden.new_zeros(shape, dtype=torch.float32),
         "advantages": hidden.new_ones((shape[0], 1), dtype=torch.float32),
+        "loss_mask": None if mask is None else mask.reshape(shape),
         "stream": call.logp["stream"],
         "options": options,
     }
     with in_words_of(call.op, call.names, hidden):
         of_sum = ppo_loss.make_call(given, call.ranks)
-    chunks = chunks_of(call, of_sum.options)
-    if chunks is None:
-        return None
-    mask = active()
-    of_sum.arguments["loss_mask"] = None if mask is None else mask.reshape(shape)
-    return chunks.loss(of_sum, _OfEntropy(lse_scale)).loss
+    return chunks.loss(of_sum, _OfEntropy(lse_scale), shape).loss

@@ -65,22 +65,27 @@ def check_torch(op: str, argument: str, tensor: Tensor, stream: int | None, rank
         fail(op, "stream", f"None (torch's current one) with {{{ranks.name}}}", stream)
 
 
-def counted(arguments: Arguments, options: Resolved, ranks: Ranks) -> Arguments:
+def counted(arguments: Arguments, options: Resolved, ranks: Ranks | None) -> Arguments:
     """With `pieces`, which each sequence's statistics are made of, and `totals`, which weights are
-    made of. log_probs are looked at for a ratio of the sequence alone."""
-    own, groups = _count(arguments, options, ranks)
-    pieces = own[None]
-    if ranks.context is not None:
-        pieces = gathered("ppo_loss", "context_group", ranks.context, own)
+    made of. log_probs are looked at for a ratio of the sequence alone. `ranks`: None where this
+    process has the whole batch."""
+    if ranks is None:
+        own, groups = _core.ppo_loss_count(arguments, options.core)
+    else:
+        own, groups = _count(arguments, options, ranks)
+    context, pieces = None if ranks is None else ranks.context, own[None]
+    if context is not None:
+        pieces = gathered("ppo_loss", "context_group", context, own)
     tokens = own[:, 0].sum()
-    if ranks.context is None or distributed.get_rank(ranks.context) == 0:
+    if context is None or distributed.get_rank(context) == 0:
         valid = (pieces[:, :, 0].sum(0) > 0).sum()
         sequences, groups = (own.new_full((), count) for count in (len(own), groups))
     else:  # counted by the first of those that share them
         valid = sequences = groups = own.new_zeros(())
     totals = torch.stack([tokens, sequences, valid, groups])
-    with collectives("ppo_loss", ranks.name, ranks.everyone):
-        distributed.all_reduce(totals, group=ranks.everyone)
+    if ranks is not None:
+        with collectives("ppo_loss", ranks.name, ranks.everyone):
+            distributed.all_reduce(totals, group=ranks.everyone)
     return {**arguments, "pieces": pieces, "totals": totals}
 
 
@@ -97,9 +102,14 @@ def forward(
         slopes = gathered("ppo_loss", "context_group", ranks.context, own)
         arguments = {**arguments, "slopes": slopes}
     own, _, _, _, *saved = _core.ppo_loss_total(arguments, core, needs_grad, needs_entropy)
+    return (*joined(arguments, options, ranks, own), *saved)
+
+
+def joined(arguments: Arguments, options: Resolved, ranks: Ranks, own: Any) -> tuple[Any, ...]:
+    """The loss and what metrics are made of, of what each rank's tokens add up to."""
     partials = gathered("ppo_loss", ranks.name, ranks.everyone, own)
-    found = _core.ppo_loss_join({**arguments, "partials": partials}, core)
-    return (*found[:4], *saved)
+    found = _core.ppo_loss_join({**arguments, "partials": partials}, options.core)
+    return tuple(found[:4])
 
 
 def _count(arguments: Arguments, options: Resolved, ranks: Ranks) -> tuple[Any, int]:
