@@ -8,14 +8,13 @@ ImportError says that the peer is not there. peers.txt lists what pip can bring.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
 import comparison
 import torch
+
+from rlk.check.peers import import_below
 
 LogProb = Callable[[Any, Any, Any], Any]
 Sum = Callable[[Any, Any, Any], Any]  # of -log p
@@ -70,33 +69,17 @@ def cut_cross_entropy(filter_eps: str | None) -> LogProb:
 
 def verl(group: Any = None) -> LogProb:
     """verl's fused kernel, over the ranks of a group if any; it computes the entropy as well."""
-    module = _import_below("verl.utils.kernel.linear_cross_entropy")
-    _import_below("verl.utils.kernel.kernels")  # wanted at the first call only: fail here
+    module = import_below("verl.utils.kernel.linear_cross_entropy")
+    import_below("verl.utils.kernel.kernels")  # wanted at the first call only: fail here
     apply = module.linear_cross_entropy
     return lambda hidden, weight, target: apply(hidden, weight, target, 1.0, "none", group)[0]
 
 
 def verl_chunked() -> LogProb:
     """verl's fallback in torch: rows in chunks of 512, logits computed again by the backward."""
-    module = _import_below("verl.utils.experimental.torch_functional")
+    module = import_below("verl.utils.experimental.torch_functional")
     apply = module.FusedLinearForPPOFunction.apply
     return lambda hidden, weight, target: apply(hidden, weight, target, 1.0, 512)[0]
-
-
-def _import_below(name: str) -> Any:
-    """Imports a module without running its packages' own __init__, which want far more (Ray)."""
-    top = name.split(".")[0]
-    if top not in sys.modules:
-        spec = importlib.util.find_spec(top)
-        if spec is None or spec.submodule_search_locations is None:
-            raise ModuleNotFoundError(f"No module named {top!r}")
-        folders = list(spec.submodule_search_locations)
-        for package in (top, f"{top}.utils"):
-            below = package.split(".")[1:]
-            module = types.ModuleType(package)
-            module.__path__ = ["/".join([folder, *below]) for folder in folders]
-            sys.modules[package] = module
-    return importlib.import_module(name)
 
 
 MAKERS: dict[str, Callable[[], LogProb]] = {

@@ -17,6 +17,8 @@ from .candidates import (
 )
 from .case import SHORT, Case
 from .checks import Session
+from .peers import NAMES as PEERS
+from .peers import peer_candidate
 from .report import Report
 from .result import Result
 from .rlk_candidate import VARIANTS, rlk_candidate
@@ -70,7 +72,8 @@ def run(
 ) -> Report:
     """Checks a candidate and returns a Report; a failing candidate is no exception.
 
-    candidate: "rlk", "torch", "MODULE:FUNCTION" or a function. dtype: fp32, fp16, bf16 or a list
+    candidate: "rlk", "torch", the name of a peer (rlk.check.peers.NAMES), "MODULE:FUNCTION" or a
+    function. dtype: fp32, fp16, bf16 or a list
     (default all). variant: generic, specialized or both (rlk alone; default both). suite=True
     runs the whole suite, random=N adds N random cases; else the sizes batch x seq, vocab and
     hidden are checked, gradients with grad=True, the transforms and rules with invariance=True.
@@ -146,6 +149,7 @@ def run(
             found.framework.gpu(),
             rules,
             results,
+            found.packages,
         )
 
         def start(pending: Result, report: Report = report) -> None:
@@ -181,12 +185,18 @@ def _candidates(
         raise Misuse(f"variant: expected none for another candidate than rlk, got {variant}")
     if target is not None:
         raise Misuse(f"target: expected none for another candidate than rlk, got {target}")
-    if candidate == "torch":
+    if candidate == "torch" or (isinstance(candidate, str) and candidate in PEERS):
         if framework not in (None, "torch"):
-            raise Misuse(f"framework: expected torch for the candidate torch, got {framework}")
-        found = torch_candidate(spec, device)
+            raise Misuse(f"framework: expected torch for {candidate}, got {framework}")
+        if adapter is not None:
+            raise Misuse(f"adapter: expected none for {candidate}, got {adapter}")
+        if candidate == "torch":
+            found = torch_candidate(spec, device)
+        else:
+            found = peer_candidate(spec, str(candidate), device)
     elif isinstance(candidate, str):
-        found = foreign_candidate(spec, candidate, device, framework, adapter)
+        named = ("rlk", "torch", *PEERS)
+        found = foreign_candidate(spec, candidate, device, framework, adapter, named)
     else:
         label = getattr(candidate, "__name__", type(candidate).__name__)
         found = from_function(spec, label, candidate, device, framework, adapter)

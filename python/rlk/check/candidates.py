@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +59,7 @@ class Candidate:
     over_ranks: Callable[..., Mapping[str, Any]] | None = None
     forward_only: bool = False  # whether it says itself that it has no gradient
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
+    packages: tuple[str, ...] = ()  # what it is made of, as pip names it, for the report
 
     @property
     def differentiates(self) -> bool:
@@ -67,9 +68,9 @@ class Candidate:
 
     def refuses(self, spec: OpSpec, inputs: Inputs) -> str | None:
         """The argument that the adapter cannot pass on, or None."""
-        known = self.adapter.options
-        names = [n for n in spec.arguments(inputs) if n in spec.defaults and n not in known]
-        return names[0] if names else None
+        known, given = self.adapter.options, spec.arguments(inputs)
+        names = [n for n in given if n in spec.defaults and n not in known]
+        return names[0] if names else self.adapter.refuses(given)
 
     def forward(self, spec: OpSpec, inputs: Inputs) -> Outcome:
         """One call without gradients. Raises Failure and nothing else."""
@@ -309,12 +310,18 @@ def torch_candidate(spec: OpSpec, device: str) -> Candidate:
 
 
 def foreign_candidate(
-    spec: OpSpec, path: str, device: str, framework: str | None, adapter: str | None
+    spec: OpSpec,
+    path: str,
+    device: str,
+    framework: str | None,
+    adapter: str | None,
+    named: Sequence[str] = ("rlk", "torch"),
 ) -> Candidate:
-    """MODULE:FUNCTION. The function may carry `framework`, `devices`, `adapter`, `backward`."""
+    """MODULE:FUNCTION. The function may carry `framework`, `devices`, `adapter`, `backward`.
+    `named` are those that have a name instead."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
-        raise Misuse(f"candidate: expected rlk, torch or MODULE:FUNCTION, got {path}")
+        raise Misuse(f"candidate: expected {', '.join(named)} or MODULE:FUNCTION, got {path}")
     try:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):

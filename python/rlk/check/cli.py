@@ -16,6 +16,8 @@ from .api import INPUT_MODES, run
 from .candidates import Misuse
 from .contract import ContractError
 from .isolate import run_isolated
+from .peers import NAMES as PEERS
+from .peers import peer_ops
 from .report import Report
 from .result import Result
 from .specs import SPECS
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None, *, isolated: bool = True) -> in
     isolated: in a process of its own, which a candidate may end.
     """
     given = parser().parse_args(arguments)
-    ops = given.op or (list(SPECS) if given.all else ["linear_logp"])
+    ops = given.op or _default_ops(given)
     if "" not in sys.path:
         sys.path.insert(0, "")  # MODULE:FUNCTION beside the caller, as with python -m
     for name in ("json", "junit"):
@@ -87,7 +89,11 @@ def parser() -> Parser:
         help=f"one of {', '.join(SPECS)}; may be repeated (default linear_logp; with --all every"
         " op)",
     )
-    add("--candidate", default="rlk", help="rlk, torch or MODULE:FUNCTION (default rlk)")
+    add(
+        "--candidate",
+        default="rlk",
+        help=f"rlk, torch, {', '.join(PEERS)} or MODULE:FUNCTION (default rlk)",
+    )
     add("--device", default="cpu", help="cpu or cuda (default cpu)")
     add("--dtype", action="append", help="fp32, fp16 or bf16; may be repeated (default all)")
     add("--variant", help="rlk: generic, specialized or both (default both)")
@@ -119,6 +125,12 @@ def parser() -> Parser:
     add("--junit", metavar="FILE", help="write the results as JUnit XML")
     add("--quiet", action="store_true", help="print failures and the summary only")
     return made
+
+
+def _default_ops(given: argparse.Namespace) -> Sequence[str]:
+    """With --all every op that the candidate has, else linear_logp or what stands for it."""
+    has = peer_ops(given.candidate) if given.candidate in PEERS else tuple(SPECS)
+    return has if given.all else ["linear_logp" if "linear_logp" in has else has[-1]]
 
 
 def _run(op: str, given: argparse.Namespace, isolated: bool) -> Report:

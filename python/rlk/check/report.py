@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -34,6 +34,7 @@ class Report:
     gpu: str | None
     contract: Contract
     results: list[Result]
+    packages: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -74,7 +75,9 @@ def summary(report: Report) -> str:
     """The last line: counts and the worst error."""
     counts = _counts(report)
     worst = max((r for r in report.results if r.worst is not None), key=_worst, default=None)
-    text = f"{report.op} {report.candidate}: {counts['passed']} passed, {counts['failed']} failed"
+    own = ", ".join(f"{n} {v}" for n, v in versions(report.packages).items() if v is not None)
+    name = f"{report.candidate} ({own})" if own else report.candidate
+    text = f"{report.op} {name}: {counts['passed']} passed, {counts['failed']} failed"
     if counts["not_applicable"]:
         text += f", {counts['not_applicable']} not applicable"
     if worst is not None:
@@ -98,7 +101,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "target": report.target,
         "arch_key": report.arch_key,
         "contract": report.contract.digest,
-        "versions": _versions(),
+        "versions": {**_versions(), **versions(report.packages)},
         "summary": {"ok": report.ok, **_counts(report)},
         "results": [result.to_json() for result in report.results],
     }
@@ -153,14 +156,20 @@ def _worst(result: Result) -> float:
     return result.worst if result.worst is not None else 0.0
 
 
-def _versions() -> dict[str, str | None]:
+def versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """Of packages as pip names them; None where one is absent."""
+
     def version(name: str) -> str | None:
         try:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
             return None
 
-    found = {name: version(name) for name in ("torch", "ml_dtypes")}
+    return {name: version(name) for name in packages}
+
+
+def _versions() -> dict[str, str | None]:
+    found = versions(("torch", "ml_dtypes"))
     # Not from the metadata: rlk may run from its build folder.
     rlk = getattr(sys.modules.get("rlk"), "__version__", None)
     return {"python": platform.python_version(), "numpy": np.__version__, "rlk": rlk, **found}

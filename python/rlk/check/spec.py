@@ -27,11 +27,13 @@ class Adapter:
     """How a foreign function is called.
 
     `call(function, arguments)` returns the op's output or outputs; `options` are the arguments it
-    can take, and cases that need others are listed as not applicable.
+    can take, and `refuses(arguments)` says which value of one it cannot, if any. Cases that need
+    others are listed as not applicable.
     """
 
     call: Callable[[Callable[..., Any], dict[str, Any]], Any]
     options: frozenset[str]
+    refuses: Callable[[Mapping[str, Any]], str | None] = lambda arguments: None
 
 
 class OpSpec(ABC):

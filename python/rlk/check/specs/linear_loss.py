@@ -66,6 +66,9 @@ class LinearLoss(OpSpec):
     kinds: Mapping[str, str] = inputs_of.KINDS
     own_options: tuple[str, ...] = ("bias", "mask", "target")
 
+    def plain_options(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        return ({},) if linear_logp_inputs.needs_bias(kind) else ({}, {"bias": "none"})
+
     def dtype_of(self, case: Case, name: str) -> str:
         has_single = name == "bias" and case.options.get("bias") == "float32"
         return "float32" if has_single else super().dtype_of(case, name)
