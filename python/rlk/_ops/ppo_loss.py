@@ -187,7 +187,10 @@ OPTIONS = frozenset({"dialect", "max_seq_len", "samples_per_prompt", *NAMES, *TE
 def told(op: str, make: Any, arguments: Arguments) -> Any:
     """make(arguments, ranks); where the batch lies on several they may be told of its error, but in
     torch.compile, whose operators see to that."""
-    ranks = None if is_compiling() else _ranks_of(op, arguments["options"])
+    options = arguments["options"]
+    if not ("loss_group" in options or "context_group" in options) or is_compiling():
+        return make(arguments)
+    ranks = _ranks_of(op, options)
     if ranks is None:
         return make(arguments)
     with ranks.agreement.telling():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rlk import _core
 from rlk._loss_options import SWITCHES
 from rlk._metrics import NUM_COUNTS, NUM_SUMS, Metrics, make_metrics
 from rlk._ops import group_advantages as of_advantages
@@ -122,9 +123,9 @@ def _fake_ppo_forward(given: Arguments) -> list[Any]:
 
 
 def _fake_ppo_backward(given: Arguments) -> Any:
-    saved, like = given["saved"], given["like"]
-    is_stored = like is not None and like.dtype in (torch.bfloat16, torch.float16)
-    return saved.new_empty(saved.shape, dtype=like.dtype if is_stored else torch.float32)
+    saved, of = given["saved"], given["log_probs"]
+    is_stored = of is not None and of.dtype in (torch.bfloat16, torch.float16)
+    return saved.new_empty(saved.shape, dtype=of.dtype if is_stored else torch.float32)
 
 
 _run_ppo_forward = Operator(
@@ -137,13 +138,10 @@ _run_ppo_forward.is_kernel(_ppo_forward, _fake_ppo_forward)
 _run_ppo_backward = Operator(
     "_ppo_loss_backward",
     "ppo_loss",
-    ["Tensor grad_output", "Tensor saved", "Tensor? like=None"],
+    ["Tensor grad_output", "Tensor saved", "Tensor? log_probs=None"],
     "Tensor",
 )
-_run_ppo_backward.is_kernel(
-    lambda given: of_ppo.gradient(given["grad_output"], given["saved"], given["like"]),
-    _fake_ppo_backward,
-)
+_run_ppo_backward.is_kernel(_core.ppo_loss_backward, _fake_ppo_backward)
 
 
 def _ppo_needs(given: Arguments) -> Arguments:
