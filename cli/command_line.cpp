@@ -227,6 +227,8 @@ void add_filling(Subcommands& commands, Options& options) {
       ->check(CLI::Range(12, 99));
   warm->add_option("--jobs,-j", asked.num_jobs, "Compile so many at once; without it, one a core")
       ->check(CLI::Range(1, 1024));
+  warm->add_flag("--reproducible", asked.is_reproducible,
+                 "Store no times, so that the same kernels give the same bytes");
 }
 
 void add_tune(Subcommands& commands, Options& options) {

@@ -64,6 +64,7 @@ struct WarmCommand {
   std::vector<std::string> traces;
   std::optional<int> cuda_major;
   int num_jobs = 0;  // 0: one a core
+  bool is_reproducible = false;
 };
 
 // Compiles what the models' calls would ask for. 128 + the signal's number if it was cancelled.

@@ -150,6 +150,13 @@ std::string metadata(const Specialization& spec, const CompileRequest& request,
                   .constants = request.constants});
 }
 
+std::string without_times(const std::string& metadata) {
+  auto read = metadata_from_json(metadata).value_or(EntryMetadata());
+  read.created_s = -1;
+  read.stats.compile_ms = -1;
+  return to_json(read);
+}
+
 std::string compiler_named(const std::string& metadata) {
   const auto read = metadata_from_json(metadata);
   return read && !read->compiler.empty() ? read->compiler : "an unknown compiler";

@@ -40,6 +40,10 @@ EntryMetadata listed_metadata(std::string_view json);
 std::string metadata(const Specialization& spec, const CompileRequest& request,
                      const CompileStats& stats, const std::string& compiler);
 
+// The same JSON without when and for how long it was compiled: an entry is then a function of its
+// file's name alone.
+std::string without_times(const std::string& metadata);
+
 // Who made an entry, by its metadata; "an unknown compiler" where they do not tell.
 std::string compiler_named(const std::string& metadata);
 

@@ -27,14 +27,23 @@ void refuse_slow(const Specialization& spec, const CompileStats& stats) {
 ShippedKernel ship_kernel(const Specialization& spec, Compiler& compiler, cache::DiskStore& store) {
   const cache::Key key = build_key(spec);
   const std::string identity = compiler.identity();
-  if (auto entry = store.get(key, identity)) return {*std::move(entry)};
-  const CompileRequest request = compile_request(spec);
-  CompiledCode compiled = compiler.compile(request);
-  refuse_slow(spec, compiled.stats);
-  ShippedKernel shipped{
-      {key.bytes, metadata(spec, request, compiled.stats, identity), std::move(compiled.code)},
-      true};
-  if (!store.put(shipped.entry, identity)) throw Error("could not store " + spec.text());
+  std::optional<cache::Entry> stored = store.get(key, identity);
+  ShippedKernel shipped{.entry = {}, .is_new = !stored};
+  if (stored) {
+    shipped.entry = *std::move(stored);
+  } else {
+    const CompileRequest request = compile_request(spec);
+    CompiledCode compiled = compiler.compile(request);
+    refuse_slow(spec, compiled.stats);
+    shipped.entry = {key.bytes, metadata(spec, request, compiled.stats, identity),
+                     std::move(compiled.code)};
+  }
+  // Whenever it was compiled, what is shipped has the same bytes.
+  const std::string told = without_times(shipped.entry.metadata);
+  if (shipped.is_new || told != shipped.entry.metadata) {
+    shipped.entry.metadata = told;
+    if (!store.put(shipped.entry, identity)) throw Error("could not store " + spec.text());
+  }
   return shipped;
 }
 

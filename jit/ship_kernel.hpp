@@ -13,9 +13,10 @@ struct ShippedKernel {
   bool is_new = false;  // it was compiled now
 };
 
-// The store's entry of the kernel by this compiler, else a new one, which is stored. Throws
-// CompileError where a GPU kernel spills, has a stack frame or serializes its wgmma instructions:
-// such code is never stored, so what the store has was found good when it was compiled.
+// The store's entry of the kernel by this compiler, else a new one, which is stored, without times.
+// Throws CompileError where a GPU kernel spills, has a stack frame or serializes its wgmma
+// instructions: such code is never stored, so what the store has was found good when it was
+// compiled.
 ShippedKernel ship_kernel(const Specialization& spec, Compiler& compiler, cache::DiskStore& store);
 
 }  // namespace rlk::jit

@@ -6,6 +6,7 @@
 #include "cli/query/cached_kernel.hpp"
 #include "cli/text/progress.hpp"
 #include "cli/text/table.hpp"
+#include "jit/build_key.hpp"
 #include "jit/warm/manifest.hpp"
 #include "jit/warm/trace.hpp"
 #include "runtime/error.hpp"
@@ -156,6 +157,7 @@ class Report {
     json["kernels"] = Json::array();
     for (const auto& result : results) {
       json["kernels"].push_back({{"name", result.kernel.text()},
+                                 {"key", jit::build_key(result.kernel).digest()},
                                  {"outcome", name(result.outcome)},
                                  {"compile_ms", result.compile_ms},
                                  {"problem", or_null(result.problem)}});
@@ -183,7 +185,8 @@ int warm(const Context& context, const WarmCommand& asked) {
   const jit::WarmOptions options{.settings = context.settings,
                                  .store = layers.options,
                                  .cuda_major = asked.cuda_major,
-                                 .num_processes = asked.num_jobs};
+                                 .num_processes = asked.num_jobs,
+                                 .is_reproducible = asked.is_reproducible};
   if (asked.choice.archs.empty() && !asked.choice.models.empty() && !context.json) {
     tell(context, fmt::format("for {}, as here; --arch names others",
                               names_of(own_targets(context.settings))));

@@ -105,9 +105,9 @@ class Warmer {
       const CompileRequest request = compile_request(kernel);
       CompiledCode compiled = compiler.compile(request);
       const double compile_ms = compiled.stats.compile_ms;
-      store_.put({key.bytes, metadata(kernel, request, compiled.stats, identity),
-                  std::move(compiled.code)},
-                 identity);
+      std::string told = metadata(kernel, request, compiled.stats, identity);
+      if (options_.is_reproducible) told = without_times(told);
+      store_.put({key.bytes, std::move(told), std::move(compiled.code)}, identity);
       if (!store_.get(key, identity)) return "failed it was compiled and could not be stored";
       return fmt::format("compiled {}", compile_ms);
     } catch (const std::exception& error) {

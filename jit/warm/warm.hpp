@@ -51,6 +51,7 @@ struct WarmOptions {
   cache::StoreOptions store;
   std::optional<int> cuda_major;  // compile with NVRTC of this major
   int num_processes = 0;          // 0: one a core, as far as the memory goes
+  bool is_reproducible = false;   // leave the times out of what is stored
 };
 
 // Compiles and stores; tells each result as it comes. Once `should_stop` says so, what runs is

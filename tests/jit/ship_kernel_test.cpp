@@ -3,6 +3,7 @@
 #include "jit/ship_kernel.hpp"
 
 #include "jit/build_key.hpp"
+#include "jit/metadata.hpp"
 #include "tests/support/fake_toolchain.hpp"
 #include "tests/support/temp_dir.hpp"
 
@@ -47,6 +48,25 @@ TEST_F(ShipKernelTest, TheSecondTimeItIsTheStored) {
   fake_.id = "fake-2";
   EXPECT_TRUE(ship(Target::sm_80).is_new) << "another compiler's code is not this one's";
   EXPECT_EQ(fake_.num_compiles, 3);
+}
+
+TEST_F(ShipKernelTest, WhatIsShippedHasTheSameBytesWheneverItWasCompiled) {
+  stats_.compile_ms = 186.6;
+  const auto shipped = ship(Target::sm_80);
+  const auto told = metadata_from_json(shipped.entry.metadata);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->created_s, -1);
+  EXPECT_EQ(told->stats.compile_ms, -1);
+  EXPECT_EQ(told->stats.local_bytes, 0);
+  // What an older build has left is replaced, and not compiled again.
+  auto older = shipped.entry;
+  older.metadata.insert(1, R"("created":1700000000,)");
+  ASSERT_TRUE(store_.put(older, fake_.identity()));
+  const auto again = ship(Target::sm_80);
+  EXPECT_FALSE(again.is_new);
+  EXPECT_EQ(again.entry, shipped.entry);
+  EXPECT_EQ(ship(Target::sm_80).entry, shipped.entry);
+  EXPECT_EQ(fake_.num_compiles, 1);
 }
 
 TEST_F(ShipKernelTest, WhatIsSlowIsRefusedAndNotStored) {
