@@ -41,11 +41,34 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return kept | {"RLK_CACHE_DIR": str(tmp_path_factory.mktemp("home") / "cache")}
 
 
+def pythons() -> list[str]:
+    """The interpreters that the wheel is for: of a release several, else this one."""
+    named = os.environ.get("RLK_TEST_PYTHONS", "").split(":")
+    return [each for each in named if each] or [sys.executable]
+
+
+def facts_of(interpreter: str) -> tuple[str, str]:
+    """Its tag, as cp311, and the end of its extension modules' names."""
+    code = (
+        "import sys, sysconfig;"
+        "print(f'cp3{sys.version_info.minor}', sysconfig.get_config_var('EXT_SUFFIX'))"
+    )
+    done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True)
+    tag, suffix = done.stdout.split()
+    return tag, suffix
+
+
 @pytest.fixture(scope="session")
-def venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory, environment) -> Path:
+def bindings() -> dict[str, str]:
+    """The name of the compiled module by the tag of its Python, for each that the wheel is for."""
+    return {tag: f"_core{suffix}" for tag, suffix in map(facts_of, pythons())}
+
+
+@pytest.fixture(scope="session", params=pythons(), ids=lambda each: facts_of(each)[0])
+def venv(request, wheel: Path, tmp_path_factory: pytest.TempPathFactory, environment) -> Path:
     """A new environment that has the wheel and what pip brings along, which is NumPy alone."""
     folder = tmp_path_factory.mktemp("venv") / "an environment"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([request.param, "-m", "venv", folder], check=True)
     pip = [folder / "bin/python", "-m", "pip", "--no-input", "--disable-pip-version-check"]
     done = subprocess.run(
         [*pip, "install", "--quiet", wheel], env=environment, capture_output=True, text=True
