@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -208,8 +209,25 @@ def test_the_image_compiles_at_its_build_alone(site):
     assert not (site.folder / "home/.cache").exists()
 
 
+def test_the_pack_of_a_release_is_a_layer(site):
+    block, *_ = blocks("sh")
+    made = site.folder / "rlk-0.1.0-kernels.pack"
+    make = [sys.executable, ROOT / "release/make_pack.py", made, site.folder / "made"]
+    choice = ["--head", "V=320,D=64", "--arch", host_levels()[-1]]
+    subprocess.run([*make, *choice], check=True, capture_output=True)
+    digest = hashlib.sha256(made.read_bytes()).hexdigest()
+    layer = site.folder / "opt/rlk-kernels"
+    script = block.replace("VERSION", "0.1.0").replace("HEX", digest)
+    (site.folder / "train.py").write_text("import rlk\n" + JOB)
+    site.run(script.replace("/opt/rlk-kernels", str(layer)) + "python train.py")
+    (report,) = site.reports()
+    assert (report["policy"], report["compiles"], report["fallbacks"]) == ("sync", 0, 0)
+    assert report["disk_hits"] == 2
+    assert {path.stat().st_mode & 0o044 for path in layer.rglob("*.rlk")} == {0o044}
+
+
 def test_a_trace_is_recorded_and_warmed(site):
-    trace, *_ = blocks("sh")
+    _, trace, *_ = blocks("sh")
     record, warm = trace.splitlines()
     # Nothing is warm yet, so the job's own preload would refuse.
     (site.folder / "train.py").write_text("import rlk\n" + JOB)
@@ -224,7 +242,7 @@ def test_a_trace_is_recorded_and_warmed(site):
 
 
 def test_the_slurm_job_runs_what_was_warmed(site):
-    _, warm, pack, health = blocks("sh")
+    _, _, warm, pack, health = blocks("sh")
     (job,) = blocks("bash")
     assert job.startswith("#!/bin/bash\n#SBATCH ")
     site.run(with_host(warm))

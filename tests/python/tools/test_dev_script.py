@@ -63,6 +63,7 @@ def test_help_lists_the_commands(tree: Path) -> None:
         "lint",
         "asan",
         "wheel",
+        "release",
         "gpu-test",
     ):
         assert f"\n  {command}" in done.stdout
@@ -79,6 +80,17 @@ def test_an_unknown_set_of_integrations_is_named_before_anything_is_built(tree: 
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("dev: integrations: no set --help; there are: hf trl verl ")
+
+
+def test_a_release_is_of_a_commit(tree: Path) -> None:
+    stub(tree, "git", "echo ' M README.md'")
+    assert run(tree, "release").stderr.splitlines() == [
+        "dev: release: expected a commit, got a tree with changes; git status lists them"
+    ]
+    stub(tree, "git", "exit 128")
+    done = run(tree, "release")
+    assert done.returncode == 1
+    assert done.stderr == "dev: release: expected a clone of the repository\n"
 
 
 def test_without_apt_the_first_missing_tool_is_named(tree: Path) -> None:
