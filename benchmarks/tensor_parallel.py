@@ -5,11 +5,11 @@ python benchmarks/tensor_parallel.py [--ranks 2 4] [--shape NxDxV ...] [--burst 
                                      [--profile] [--out FILE.json]
 
 A process a GPU, NCCL. All ranks begin together, their first calls queued, and a sample is a call,
-or --burst of them in a row, as long as that of the slowest rank; samples of all candidates are
-taken in turn, each round begins with another one. One GPU's time is that of the slowest rank too,
-of calls with the whole weight that all ranks make for themselves at once: cards of a host differ,
-and a card's clock falls with what it and its neighbours draw. The bits of every rank are compared
-with a call of its own on the whole weight.
+or --burst of them in a row, as long as that of the slowest rank. Samples of all candidates are
+taken in rounds, each in another order, and each sample follows calls of the same candidate that do
+not count, since a card's clock falls with what it has just done. One GPU's time is that of the
+slowest rank too, of calls with the whole weight that all ranks make for themselves at once: cards
+of a host differ. The bits of every rank are compared with a call of its own on the whole weight.
 
 --profile: prints instead, by rank, times and kernels of forwards with the whole weight, with this
 rank's part alone and over ranks, with the time between kernels and the clock after the calls.
@@ -21,6 +21,7 @@ import argparse
 import gc
 import json
 import os
+import random
 import socket
 import statistics
 import sys
@@ -39,7 +40,7 @@ from torch.distributed.nn import functional as over_ranks
 from rlk import jit
 
 SHAPES = ("4096x4096x128256", "8192x4096x151936")
-FIRST, ROUNDS = 3, 11
+FIRST, ROUNDS = 3, 9
 
 Call = Callable[[], Any]
 
@@ -195,9 +196,11 @@ def measure(shape: tuple[int, int, int], burst: int) -> list[dict[str, Any]]:
             del calls[name]
     times: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
-    for number in range(ROUNDS):
-        first = number % len(names)
-        for name in [*names[first:], *names[:first]]:
+    order = random.Random(0)  # the same on every rank
+    for _ in range(ROUNDS):
+        order.shuffle(names)
+        for name in names:
+            timing.burst(calls[name], burst, held=True)
             ms, _ = timing.burst(calls[name], burst, held=True)
             times[name].append(timing.of_slowest(ms))
     for name, taken in times.items():
