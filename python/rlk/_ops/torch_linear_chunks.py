@@ -9,6 +9,7 @@ Imported at the first call that needs it.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -152,16 +153,22 @@ def _chunks(arguments: Arguments, rows: int) -> Iterator[tuple[int, Arguments]]:
         yield first, {**arguments, **own}
 
 
-def chunk_rows(arguments: Arguments, mib: int) -> int:
+def chunk_rows(arguments: Arguments, mib: int, sums_weight: bool) -> int:
     """Rows whose exponentials fit in so many MiB, in chunks of like size; 0 where the call cannot
-    be taken by chunks."""
+    be taken by chunks. `sums_weight`: several chunks need a sum of weight's gradient besides; one
+    chunk does not, and may take its memory."""
     memory = _core.linear_logp_chunk_memory(arguments, 1)  # checks all arguments
     count = int(arguments["target"].numel())
     if memory is None or count == 0:
         return 0
-    itemsize = getattr(torch, memory["kept"][1]).itemsize
-    most = (mib << 20) // (arguments["weight"].shape[0] * itemsize)
-    if most >= count:
+
+    def size(shape: Sequence[int], dtype: str) -> int:
+        return math.prod(shape) * int(getattr(torch, dtype).itemsize)
+
+    row = size((arguments["weight"].shape[0],), memory["kept"][1])
+    most = (mib << 20) // row
+    in_place_of_sums = size(*memory["weight_sums"]) // row if sums_weight and most >= _STEP else 0
+    if most + in_place_of_sums >= count:
         return count
     if most < _STEP:
         return 0
@@ -352,7 +359,11 @@ def chunks_of(call: Call) -> Chunks | None:
         operands = linear_logp_operands(given)
         given["saved_mib"] = mib  # all rows in one chunk keep as much
         arguments = cast(given) if casts(given) else given
-        rows = chunk_rows(arguments, mib)
+        weight, accumulates = operands[1], given["accumulate_into"] is not None
+        is_sum = (
+            accumulates or weight is not arguments["weight"]
+        )  # in which case it is the gradient
+        rows = chunk_rows(arguments, mib, weight.requires_grad and not is_sum)
     return Chunks(call, operands, arguments, rows) if rows else None
 
 

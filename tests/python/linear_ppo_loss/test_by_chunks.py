@@ -116,6 +116,26 @@ def test_policy_loss(batch, expect_same, mib, options, upstream):
     expect_same(call, B * T if mib == WHOLE else None)
 
 
+@pytest.mark.parametrize(("hidden_size", "one"), [(D, False), (64 * D, True)])
+def test_one_chunk_may_take_the_memory_of_the_sum_of_several(batch, expect_same, hidden_size, one):
+    times = hidden_size // D
+    hidden, weight = batch.hidden.repeat(1, 1, times), batch.weight.repeat(1, times) / times
+    several = 128 if hidden.dtype == torch.float32 else 256
+
+    def call(**options):
+        leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        loss = batch.policy(*leaves, None, workspace_mib=PARTS, **options).loss
+        into = options.get("accumulate_into")
+        return *results(loss, leaves if into is None else leaves[:1]), into
+
+    expect_same(call, B * T if one else several)
+
+    def accumulated():
+        return call(accumulate_into=torch.zeros(weight.shape, device=weight.device))
+
+    expect_same(accumulated, several)
+
+
 @pytest.mark.parametrize("mib", [WHOLE, PARTS])
 @pytest.mark.parametrize(
     "options",
