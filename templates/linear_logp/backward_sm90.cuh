@@ -163,56 +163,69 @@ RLK_DEVICE void make_dz_sm90(const Args& a, const LinearLogpCudaGradMaps& maps) 
 
 // --- dZ from exponentials that were kept, in place where dZ has their memory.
 
-// Rows [first, end) of a strip of columns, by `warps` warps of the block in turn, 8 rows each.
+// Rows [first, end) of a strip of columns, by `warps` warps of the block in turn, 8 rows each. What
+// a row's dZ is made of is made by one lane for each of the strip's two leaves.
 // Where active rows move up, a row is written after the one that lay there was read, as all warps
 // read what they have in hand before one writes.
 RLK_DEVICE void turn_strip(const Args& a, int strip, int warps, Int64 first, Int64 end) {
+  static_assert(kLinearLogpKeptStrip % 64 == 0 && kLogpLeaf % 64 == 0 &&
+                kLinearLogpKeptStrip <= kLogpLeaf + 64);  // so a strip has columns of two leaves
   const int strips = static_cast<int>(ceil_div(a.wave.width, kLinearLogpKeptStrip));
-  const int segment = strip / strips;
-  const int col = (strip - segment * strips) * kLinearLogpKeptStrip + thread_index() % 32 * 8;
+  const int segment = strip / strips, lane = thread_index() % 32;
+  const int begin = (strip - segment * strips) * kLinearLogpKeptStrip, col = begin + lane * 8;
+  const int own_leaf = begin / kLogpLeaf + lane / 16;  // of the wave's in the segment
   const bool is_real = segment < a.wave.num_segments && col < a.wave.width;
   const Int64 count = num_active(a);
   const WaveSegment columns = wave_segment(a, segment);
-  const Sm90Type* const from =
-      static_cast<const Sm90Type*>(a.kept.data) + (a.wave.first_segment + segment) * a.kept.step;
-  const int kept_col = a.wave.first_leaf * kLogpLeaf + col;  // of the segment
-  const Int64 max_at = a.kept.width + kept_col / kLogpLeaf * 2;
+  const Int64 kept_segment = is_real ? a.wave.first_segment + segment : 0;
+  const Sm90Type* const kept =
+      static_cast<const Sm90Type*>(a.kept.data) + kept_segment * a.kept.step;
+  const Sm90Type* const from = kept + (is_real ? a.wave.first_leaf * kLogpLeaf + col : 0);
+  const bool has_leaf = segment < a.wave.num_segments && own_leaf * kLogpLeaf < a.wave.width;
+  const Int64 max_at = a.kept.width + (a.wave.first_leaf + own_leaf) * 2;
+  const int lane_of_leaf = (col / kLogpLeaf - begin / kLogpLeaf) * 16;
   Sm90Type* const to = static_cast<Sm90Type*>(a.wave.grad_logits) + segment * a.wave.step + col;
 #pragma unroll 1
   for (; first < end; first += 8 * warps) {
     const Int64 row0 = first + (warps > 1 ? thread_index() / 32 * 8 : 0);
+    const Int64 own = row0 + lane % 8;
+    const int own_row = count > 0 ? static_cast<int>(call_row(a, min(own, count - 1))) : 0;
     unsigned x[8][4];
-    float max[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) {
-      const Int64 row = call_row(a, min(row0 + r, count > 0 ? count - 1 : 0));
-      const Sm90Type* const kept = from + row * a.kept.pitch;
-      if (is_real && row0 + r < count) {
-        ld_stream(x[r], kept + kept_col);
-        max[r] = *reinterpret_cast<const float*>(kept + max_at);
-      }
+    for (int r = 0; r < 8; ++r) {  // also where there is nothing, so that no load waits for another
+      const Int64 row = __shfl_sync(kFullWarp, own_row, r);
+      ld_stream(x[r], from + row * a.kept.pitch);
+    }
+    float factor = 0.0f, exact = 0.0f;
+    int target = -1;  // of the segment's columns
+    if (has_leaf && own < count) {
+      const LinearLogpRowGrad grad = a.row_grad[own];
+      const float max = *reinterpret_cast<const float*>(kept + own_row * a.kept.pitch + max_at);
+      factor = exponential_factor<kSm90Type>(max, grad.max, grad.log_sum, grad.of.all);
+      exact = grad.exact;
+      const Int64 at = column_of(a, target_of(a, own_row)) - columns.begin;
+      if (at >= 0 && at < columns.cols) target = static_cast<int>(at);
     }
     if (warps > 1) __syncthreads();
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
-      if (!is_real || row0 + r >= end) break;
+      if (row0 + r >= end) break;
+      const float all = __shfl_sync(kFullWarp, factor, lane_of_leaf + r);
+      const float exact_of_row = __shfl_sync(kFullWarp, exact, r);
+      const int at = __shfl_sync(kFullWarp, target, r) - col;
+      if (!is_real) continue;
+      Sm90Type* const row = to + (row0 + r) * a.wave.pitch;
       if (row0 + r >= count) {
-        st_global(to + (row0 + r) * a.wave.pitch, {0, 0, 0, 0});
+        st_global(row, {0, 0, 0, 0});
         continue;
       }
-      const LinearLogpRowGrad grad = a.row_grad[row0 + r];
-      const float factor =
-          exponential_factor<kSm90Type>(max[r], grad.max, grad.log_sum, grad.of.all);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 kept = Element<kSm90Type>::unpack(x[r][i]);
-        x[r][i] = Element<kSm90Type>::pack(kept.x * factor, kept.y * factor);
+        const float2 term = Element<kSm90Type>::unpack(x[r][i]);
+        x[r][i] = Element<kSm90Type>::pack(term.x * all, term.y * all);
       }
-      st_global(to + (row0 + r) * a.wave.pitch, x[r]);
-      const Int64 target = column_of(a, target_of(a, call_row(a, row0 + r))) - columns.begin - col;
-      if (target >= 0 && target < 8 && col + target < columns.cols) {
-        to[(row0 + r) * a.wave.pitch + target] = Element<kSm90Type>::from_float(grad.exact);
-      }
+      st_global(row, x[r]);
+      if (at >= 0 && at < 8) row[at] = Element<kSm90Type>::from_float(exact_of_row);
     }
   }
 }
@@ -274,7 +287,9 @@ RLK_DEVICE void carry_rows(const Args& a) {
   if (from == to) return;
   Sm90Type* matrix = static_cast<Sm90Type*>(a.wave.grad_logits);
   Int64 pitch = a.wave.pitch, col = (Int64{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
-  if (col >= pitch) {
+  if (col < pitch) {
+    if (col % a.wave.step >= a.wave.width) return;
+  } else {
     col -= pitch;
     matrix = static_cast<Sm90Type*>(const_cast<void*>(a.gathered));
     pitch = a.gathered_pitch;

@@ -9,6 +9,9 @@ from rlk import _core
 from rlk._ops.common import Arguments, Tensor, is_compiling, is_sharded, logp_result, over_ranks
 from rlk.errors import check_needs, fail, text
 
+#: The largest saved_mib and workspace_mib: all of any call.
+MOST_MIB = 1 << 20
+
 
 def linear_logp(
     hidden: Tensor,

@@ -25,8 +25,6 @@ HEAD = ("hidden", "weight", "bias")
 _OF_LOGP = ("target", *HEAD, *defaults(of_logp.linear_logp))
 #: Options of linear_logp that are the policy's: the reference has no gradient.
 _OF_POLICY = ("saved_mib", "accumulate_into", "lora")
-#: As linear_logp has it.
-_MOST_MIB = 1 << 20
 
 
 class Call(NamedTuple):
@@ -63,9 +61,9 @@ def _check_mib(op: str, name: str, value: Any) -> None:
     if value is None:
         return
     with suppress(TypeError):  # no whole number
-        if not isinstance(value, bool) and 0 <= index(value) <= _MOST_MIB:
+        if not isinstance(value, bool) and 0 <= index(value) <= of_logp.MOST_MIB:
             return
-    fail(op, name, f"a whole number from 0 to {_MOST_MIB}, or None", text(value))
+    fail(op, name, f"a whole number from 0 to {of_logp.MOST_MIB}, or None", text(value))
 
 
 def _reference(

@@ -45,6 +45,7 @@ class Scores:
     """What the loss is made of, of a row's log-prob and log-sum-exp: the log-prob itself."""
 
     takes_lse = False
+    are_old = False  # whether ratios are of each score by itself, so 1
 
     def of(self, log_prob: Any, lse: Any) -> Any:
         return log_prob
@@ -56,6 +57,8 @@ class Scores:
 
 class _OfEntropy(Scores):
     """The log-prob less lse_scale times the square of the log-sum-exp."""
+
+    are_old = True
 
     def __init__(self, lse_scale: float) -> None:
         self._lse_scale, self.takes_lse = lse_scale, lse_scale != 0
@@ -71,9 +74,11 @@ class Tokens:
     """ppo_loss of some tokens at a time. What each needs of the others is counted before; what all
     add up to are integers, as where a batch lies on several ranks."""
 
-    def __init__(self, call: ppo_loss.Call, hidden: Any, shape: Sequence[int]) -> None:
-        """`shape`: of all tokens, of hidden's device."""
-        self._options, self._ranks = call.options, call.ranks
+    def __init__(
+        self, call: ppo_loss.Call, hidden: Any, shape: Sequence[int], are_old: bool
+    ) -> None:
+        """`shape`: of all tokens, of hidden's device; `are_old`: of Scores."""
+        self._options, self._ranks, self._are_old = call.options, call.ranks, are_old
         self._totals: list[Any] = []
         # Whose values are not looked at.
         log_probs = hidden.new_empty(shape, dtype=torch.float32)
@@ -107,6 +112,8 @@ class Tokens:
             if given[name] is not None and given[name].ndim == 1:
                 given[name] = given[name][first:last]
         given["log_probs"] = scores
+        if self._are_old:
+            given["old_log_probs"] = scores
         given["cu_seqlens"] = (given["cu_seqlens"] - first).clamp_(0, last - first)
         total, _, _, _, grad, _ = _core.ppo_loss_total(given, self._options.core, True, False)
         self._totals.append(total)
@@ -125,12 +132,14 @@ class Tokens:
 class AllTokens:
     """ppo_loss of all tokens at once, in the place of Tokens."""
 
-    def __init__(self, call: ppo_loss.Call, _: Any, shape: Sequence[int]) -> None:
-        self._call, self._shape = call, shape
+    def __init__(self, call: ppo_loss.Call, _: Any, shape: Sequence[int], are_old: bool) -> None:
+        self._call, self._shape, self._are_old = call, shape, are_old
         self._found: list[Any] = []
 
     def derivatives(self, first: int, scores: Any) -> Any:
         given = {**self._call.arguments, "log_probs": scores.view(self._shape)}
+        if self._are_old:
+            given["old_log_probs"] = given["log_probs"]
         found = ppo_loss.forward(self._call._replace(arguments=given), True, False)
         *self._found, grad, _ = found
         return grad.flatten()
@@ -321,7 +330,8 @@ class Chunks(NamedTuple):
             if scale is not None:
                 scale = torch.as_tensor(scale, dtype=torch.float32, device=hidden.device)
             is_one = self.rows >= self.arguments["target"].numel()
-            tokens = (AllTokens if is_one else Tokens)(loss, hidden, shape)
+            kind = AllTokens if is_one else Tokens
+            tokens = kind(loss, hidden, shape, scores.are_old)
             run = Run(tokens, scores, self.rows, scale)
             written: list[Any] = []
             apply: Any = _LossByChunks.apply
@@ -357,7 +367,7 @@ def chunks_of(call: Call) -> Chunks | None:
         if given["accumulate_into"] is not None:
             given["accumulate_into"] = accumulator(given["weight"], given["accumulate_into"])
         operands = linear_logp_operands(given)
-        given["saved_mib"] = mib  # all rows in one chunk keep as much
+        given["saved_mib"] = of_logp.MOST_MIB  # one chunk of all rows keeps all of them
         arguments = cast(given) if casts(given) else given
         weight, accumulates = operands[1], given["accumulate_into"] is not None
         is_sum = (

@@ -15,6 +15,7 @@ import torch
 
 from rlk import _core
 from rlk._ops.common import Arguments
+from rlk._ops.linear_logp import MOST_MIB
 from rlk._ops.torch_common import check_operands, once, refuse_options, through_operators
 from rlk._ops.torch_logp import _found, _results, backward_arguments
 from rlk.errors import Fault, Unsupported, fail, text
@@ -22,7 +23,6 @@ from rlk.errors import Fault, Unsupported, fail, text
 #: Logits that a backward keeps at once for B's gradient, 256 MiB in 16 bits. Sums over rows are cut
 #: there, so it is no setting.
 _KEPT_LOGITS = 1 << 27
-_ALL_MIB = 1 << 20  # of exponentials
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
 _PER_ROW = (
     "target",
@@ -237,7 +237,7 @@ def _by_parts(
             for name, value in flat.items()
         }
         asked = {"return_entropy": False, "return_lse": False, "return_stats": False}
-        kept = _core.linear_logp_forward({**part, **asked, "saved_mib": _ALL_MIB}, True, True)[5]
+        kept = _core.linear_logp_forward({**part, **asked, "saved_mib": MOST_MIB}, True, True)[5]
         if kept is None:
             _keep_none.add(kind)
             return None
