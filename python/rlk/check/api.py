@@ -77,6 +77,7 @@ def run(
     (default all). variant: generic, specialized or both (rlk alone; default both). suite=True
     runs the whole suite, random=N adds N random cases; else the sizes batch x seq, vocab and
     hidden are checked, gradients with grad=True, the transforms and rules with invariance=True.
+    input_mode: random, constant, benchmark, another of the op's kinds, or adversarial for these.
     options: what such a case passes besides, {"temperature": "row", "bias": "none"}, or "all" for
     each set of the suite; by default with and without a bias.
 
@@ -97,8 +98,9 @@ def run(
         raise Misuse(f"seed: expected >= 0, got {seed}")
     if token_value is not None and not 0 <= token_value < vocab:
         raise Misuse(f"token_value: expected 0 to {vocab - 1}, got {token_value}")
-    if input_mode not in INPUT_MODES:
-        raise Misuse(f"input_mode: expected one of {', '.join(INPUT_MODES)}, got {input_mode}")
+    modes = dict.fromkeys((*INPUT_MODES, *spec.kinds))
+    if input_mode not in modes:
+        raise Misuse(f"input_mode: expected one of {', '.join(modes)}, got {input_mode}")
     if invariance and input_mode not in ("random", "constant"):
         raise Misuse(f"invariance: expected an input_mode of random or constant, got {input_mode}")
     dtypes = _dtypes(dtype)

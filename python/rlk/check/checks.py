@@ -6,7 +6,7 @@ Every check is a function of (Session, Case) that raises Failure or returns meas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,16 +57,15 @@ class Session:
         inputs: Inputs,
         upstream: Mapping[str, Stored],
         needs: tuple[str, ...] | None = None,
-        expected: Expected | None = None,
+        inspect: Callable[[Outcome], None] = lambda outcome: None,
     ) -> Outcome:
-        """One forward and backward call, of the right form; the outputs are checked, against
-        `expected` too where given, before the backward runs. `needs` are all that there are."""
+        """One forward and backward call, of the right form; the outputs are looked at, by `inspect`
+        too, before the backward runs. `needs` are all that there are."""
         needs = self.spec.needs(inputs) if needs is None else needs
 
         def inspect_forward(outcome: Outcome) -> None:
             self._expect_outputs(outcome, inputs)
-            if expected is not None:
-                _compare_outputs(self, inputs, outcome, expected)
+            inspect(outcome)
 
         outcome = self.candidate.gradient(self.spec, inputs, upstream, needs, inspect_forward)
         if outcome.changed:
@@ -98,20 +97,27 @@ Measured = dict[str, Any]
 def forward(session: Session, case: Case) -> Measured:
     """Outputs within their bounds."""
     inputs, expected = session.prepared(case)
-    return _compare_outputs(session, inputs, session.forward(inputs), expected)
+    outputs = session.forward(inputs).outputs
+    return _judged(_compared(session, inputs, outputs, expected.outputs, ""))
 
 
 def gradient(session: Session, case: Case) -> Measured:
-    """Outputs first, then every gradient, within its bounds, for a random upstream gradient."""
+    """Outputs first, then every gradient, within its bounds, for a random upstream gradient. All
+    are measured; the first that is beyond its bound is the failure."""
     inputs, expected = session.prepared(case)
     upstream = session.spec.upstream(case, inputs)
-    outcome = session.gradient(inputs, upstream, expected=expected)
-    worst: Measured = {}
-    for name, bounded in expected.gradients(upstream).items():
-        worst = _worse(
-            worst, _compare(session, inputs, name, outcome.gradients[name], bounded, "grad_")
-        )
-    return worst
+    found: list[Found] = []
+
+    def inspect(outcome: Outcome) -> None:
+        found.extend(_compared(session, inputs, outcome.outputs, expected.outputs, ""))
+
+    try:
+        outcome = session.gradient(inputs, upstream, inspect=inspect)
+    except Failure:
+        _judged(found)  # what the forward gave comes first
+        raise
+    exact = expected.gradients(upstream)
+    return _judged([*found, *_compared(session, inputs, outcome.gradients, exact, "grad_")])
 
 
 def determinism(session: Session, case: Case) -> Measured:
@@ -161,22 +167,37 @@ def place_of(spec: OpSpec, inputs: Inputs, name: str, index: tuple[int, ...]) ->
     return dict(zip(axes, index, strict=False))
 
 
-def _compare_outputs(
-    session: Session, inputs: Inputs, outcome: Outcome, expected: Expected
-) -> Measured:
-    worst: Measured = {}
-    for name, bounded in expected.outputs.items():
-        worst = _worse(worst, _compare(session, inputs, name, outcome.outputs[name], bounded, ""))
-    return worst
+Found = tuple[Measured, Failure | None]  # of one value
+
+
+def _judged(found: Sequence[Found]) -> Measured:
+    """The worst of all values, with the errors of each. Raises the first failure."""
+    errors = {one["value"]: one["worst"] for one, _ in found}
+    for _, failure in found:
+        if failure is not None:
+            failure.measured["errors"] = errors
+            raise failure
+    worst: Measured = max((one for one, _ in found), key=lambda one: one["worst"], default={})
+    return {**worst, "errors": errors}
+
+
+def _compared(
+    session: Session,
+    inputs: Inputs,
+    got: Mapping[str, Stored],
+    exact: Mapping[str, Bounded],
+    prefix: str,
+) -> list[Found]:
+    return [_compare(session, inputs, name, got[name], exact[name], prefix) for name in exact]
 
 
 def _compare(
     session: Session, inputs: Inputs, name: str, got: Stored, exact: Bounded, prefix: str
-) -> Measured:
+) -> Found:
     values = got.values()
     found = deviation(values, exact)
     if values.size == 0:
-        return {"value": name, "place": {}, **measured(found)}
+        return {"value": name, "place": {}, **measured(found)}, None
     place = place_of(session.spec, inputs, name, found.index)
     place |= session.spec.place_of_row(inputs, name, found.index)
     if found.worst > 1.0:
@@ -185,8 +206,9 @@ def _compare(
             f"{name}: expected {exact.value[found.index]:.9g} within "
             f"{exact.bound[found.index]:.3g}, got {values[found.index]:.9g}"
         )
-        raise Failure(kind, message, place, {"value": name, **measured(found)})
-    return {"value": name, "place": place, **measured(found)}
+        failure = Failure(kind, message, place, {"value": name, **measured(found)})
+        return {"value": name, **measured(found)}, failure
+    return {"value": name, "place": place, **measured(found)}, None
 
 
 def _kind(
@@ -204,7 +226,3 @@ def _kind(
             return "inactive"
     odd = not (np.isfinite(got[found.index]) and np.isfinite(exact.value[found.index]))
     return "nonfinite" if odd else "accuracy"
-
-
-def _worse(first: Measured, second: Measured) -> Measured:
-    return first if first and first["worst"] >= second["worst"] else second

@@ -105,7 +105,11 @@ def parser() -> Parser:
     add("--seq", type=int, default=8, help="positions a sequence (default 8)")
     add("--vocab", type=int, default=257, help="vocabulary size (default 257)")
     add("--hidden", type=int, default=96, help="hidden size (default 96)")
-    add("--input-mode", default="random", help=f"{', '.join(INPUT_MODES)} (default random)")
+    add(
+        "--input-mode",
+        default="random",
+        help=f"{', '.join(INPUT_MODES)}, or a kind of the op (default random)",
+    )
     add("--constant-value", type=float, help="constant mode: every value (default 0.5)")
     add("--token-value", type=int, help="every target id (default random)")
     add("--seed", type=int, default=0, help="all inputs follow from it (default 0)")

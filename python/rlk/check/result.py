@@ -15,7 +15,8 @@ from .compare import Deviation
 class Result:
     """`status` is passed, failed or not_applicable; `failure` a short stable word when failed.
 
-    `worst` is the largest error / bound over the values of the check, `place` where it was.
+    `worst` is the largest error / bound over the values of the check, `place` where it was; of a
+    failure, that of the value that failed first. `errors` has the largest of every value.
     """
 
     case: Case
@@ -31,6 +32,7 @@ class Result:
     max_abs: float | None = None
     mean_abs: float | None = None
     max_rel: float | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
     kernel: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
