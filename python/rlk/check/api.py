@@ -17,6 +17,7 @@ from .candidates import (
 )
 from .case import SHORT, Case
 from .checks import Session
+from .corpus import corpus_jobs, known_bugs
 from .peers import NAMES as PEERS
 from .peers import peer_candidate
 from .report import Report
@@ -66,6 +67,7 @@ def run(
     invariance: bool = False,
     suite: bool = False,
     random: int = 0,
+    corpus: str | None = None,
     contract: Path | str | None = None,
     on_start: Callable[[Report, Result], None] = nothing,
     on_result: Callable[[Result], None] = nothing,
@@ -78,6 +80,7 @@ def run(
     runs the whole suite, random=N adds N random cases; else the sizes batch x seq, vocab and
     hidden are checked, gradients with grad=True, the transforms and rules with invariance=True.
     input_mode: random, constant, benchmark, another of the op's kinds, or adversarial for these.
+    corpus="all", or a name, runs the known bugs of the op alone, see docs/corpus.md.
     options: what such a case passes besides, {"temperature": "row", "bias": "none"}, or "all" for
     each set of the suite; by default with and without a bias.
 
@@ -121,13 +124,18 @@ def run(
     for case in cases:
         spec.build(case)  # what cannot be built is misuse, said before any work
     shared = Shared()
+    bugs = [] if corpus is None else known_bugs(corpus)
+    if bugs and op not in {bug.op for bug in bugs}:
+        raise Misuse(f"op: expected {bugs[0].op} for {corpus}, got {op}")
 
     def jobs(chosen: Candidate) -> Iterator[Job]:
+        if corpus is not None:
+            yield from corpus_jobs(spec, chosen, corpus, seed)
         if suite:
             yield from suite_jobs(spec, chosen, dtypes, seed, shared)
         if random:
             yield from random_jobs(spec, chosen, random, seed)
-        if suite or random:
+        if suite or random or corpus is not None:
             return
         for case in cases:
             yield from case_jobs(spec, chosen, case, grad)

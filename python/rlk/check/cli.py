@@ -15,6 +15,7 @@ from . import report as reports
 from .api import INPUT_MODES, run
 from .candidates import Misuse
 from .contract import ContractError
+from .corpus import known_bugs, listing
 from .isolate import run_isolated
 from .peers import NAMES as PEERS
 from .peers import peer_ops
@@ -30,6 +31,7 @@ examples:
   rlk-check --all --device cuda                     the same on the GPU
   rlk-check --candidate mine:kernel --vocab 50257 --hidden 768 --grad
   rlk-check --candidate torch --dtype bf16 --input-mode adversarial
+  rlk-check --corpus                                known bugs of others; --list says what
 """
 
 
@@ -39,7 +41,9 @@ def main(arguments: Sequence[str] | None = None, *, isolated: bool = True) -> in
     isolated: in a process of its own, which a candidate may end.
     """
     given = parser().parse_args(arguments)
-    ops = given.op or _default_ops(given)
+    if given.list:
+        print(listing(), end="")
+        return 0
     if "" not in sys.path:
         sys.path.insert(0, "")  # MODULE:FUNCTION beside the caller, as with python -m
     for name in ("json", "junit"):
@@ -47,7 +51,7 @@ def main(arguments: Sequence[str] | None = None, *, isolated: bool = True) -> in
             print(f"rlk-check: --{name}: {problem}", file=sys.stderr)
             return 2
     try:
-        found = [_run(op, given, isolated) for op in ops]
+        found = [_run(op, given, isolated) for op in given.op or _default_ops(given)]
     except Misuse as error:
         argument, _, rest = str(error).partition(":")
         flag = {"options": "option"}.get(argument, argument.replace("_", "-"))
@@ -124,6 +128,14 @@ def parser() -> Parser:
     add("--invariance", action="store_true", help="check the transforms and the rules")
     add("--all", action="store_true", help="the whole suite instead of one size")
     add("--random", type=int, default=0, metavar="N", help="N random cases")
+    add(
+        "--corpus",
+        nargs="?",
+        const="all",
+        metavar="NAME",
+        help="the known bugs of other implementations, or one of them",
+    )
+    add("--list", action="store_true", help="print the known bugs and where they were reported")
     add("--contract", type=Path, help="another contract file")
     add("--json", metavar="FILE", help="write the results as JSON (- for standard output)")
     add("--junit", metavar="FILE", help="write the results as JUnit XML")
@@ -132,8 +144,14 @@ def parser() -> Parser:
 
 
 def _default_ops(given: argparse.Namespace) -> Sequence[str]:
-    """With --all every op that the candidate has, else linear_logp or what stands for it."""
+    """With --all every op that the candidate has, with --corpus those that have a known bug, else
+    linear_logp or what stands for it."""
     has = peer_ops(given.candidate) if given.candidate in PEERS else tuple(SPECS)
+    if given.corpus is not None:
+        if given.candidate not in ("rlk", "torch", *PEERS) and given.corpus == "all":
+            has = ("linear_logp",)
+        bugs = {bug.op for bug in known_bugs(given.corpus)}
+        return [op for op in has if op in bugs] or sorted(bugs)
     return has if given.all else ["linear_logp" if "linear_logp" in has else has[-1]]
 
 
@@ -147,7 +165,7 @@ def _run(op: str, given: argparse.Namespace, isolated: bool) -> Report:
 
     same = (
         "candidate device dtype variant framework adapter target arch_key batch seq vocab hidden"
-        " input_mode constant_value token_value seed grad invariance random contract"
+        " input_mode constant_value token_value seed grad invariance random corpus contract"
     )
     arguments = {name: getattr(given, name) for name in same.split()}
     arguments |= {"op": op, "suite": given.all, "options": _options(given.option)}

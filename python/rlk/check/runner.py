@@ -26,11 +26,12 @@ SPECIALIZED_EVERY = 20  # of the random cases: each specialization costs a compi
 
 @dataclass(frozen=True)
 class Job:
-    """One check of one case."""
+    """One check of one case; `spec` where the case's inputs are another's than the op's own."""
 
     name: str
     check: Check
     case: Case
+    spec: OpSpec | None = None
 
 
 @dataclass
@@ -129,6 +130,8 @@ def run_jobs(
 def run_job(session: Session, job: Job) -> Result:
     """One check of one case as a Result."""
     candidate, case = session.candidate, job.case
+    if job.spec is not None:
+        session = Session(job.spec, candidate, session.contract, session.arch)
     head: dict[str, Any] = {"case": case, "candidate": candidate.name, "variant": candidate.variant}
     head["check"] = job.name
     inputs, _ = session.prepared(case)

@@ -69,7 +69,7 @@ def needs_bias(kind: str) -> bool:
 def draw(case: Case) -> dict[str, Any]:
     """hidden [*, D], weight [V, D], bias [V] or None, target, temperature and mask."""
     values = _head(case)
-    return values | _rows(case, values["bias"])
+    return values | _rows(case, values["weight"], values["bias"])
 
 
 def draw_logits(case: Case) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _head(case: Case) -> dict[str, Any]:
     return {"hidden": hidden, "weight": weight, "bias": bias}
 
 
-def _rows(case: Case, bias: np.ndarray | None) -> dict[str, Any]:
+def _rows(case: Case, weight: np.ndarray, bias: np.ndarray | None) -> dict[str, Any]:
     """target, temperature and mask."""
     rng = case.rng("rows")
     lead, vocab = case.lead, case.sizes["vocab"]
@@ -146,6 +146,8 @@ def _rows(case: Case, bias: np.ndarray | None) -> dict[str, Any]:
         finite = np.flatnonzero(np.isfinite(bias))
     finite = finite[finite <= limits.max]
     target = rng.choice(finite, size=lead)
+    if case.kind == "dominant" and (top := int(weight[:, 0].argmax())) <= limits.max:
+        target = np.where(np.arange(target.size).reshape(lead) % 2 == 0, top, target)
     if "token_value" in case.options:
         target = np.full(lead, case.options["token_value"])
     target = np.asarray(target, np.int64)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Public bugs of other implementations as named cases: rlk-check --corpus."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import checks, rules, transforms
+from .candidates import Candidate, Misuse
+from .case import Case, Inputs
+from .runner import Check, Job
+from .spec import OpSpec
+from .stored import Stored, of
+
+BOTH = ("forward", "gradient")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A bug that somebody reported, as inputs that show it.
+
+    `what` went wrong there; `threads` are issues and pull requests as owner/name#number, or a file
+    as owner/name:path where the code was read. `case` are the case's lead, sizes, kind, layout and
+    options; `edit` sets what no kind draws. `checks` are the checker's, by the names of a report.
+    """
+
+    name: str
+    op: str
+    what: str
+    threads: tuple[str, ...]
+    case: Mapping[str, Any]
+    dtype: str = "float32"
+    checks: tuple[str, ...] = BOTH
+    edit: Callable[[Inputs], Inputs] | None = field(default=None, repr=False)
+
+    def made(self, seed: int) -> Case:
+        """The case, whose line says which bug it is."""
+        options = {**self.case.get("options", {}), "bug": self.name}
+        return Case(self.op, self.dtype, seed=seed, **{**self.case, "options": options})
+
+    def links(self) -> list[str]:
+        """Where to read about it."""
+        return [link(thread) for thread in self.threads]
+
+
+def link(thread: str) -> str:
+    """owner/name#number as the address of the issue, or of the pull request that has the number."""
+    place, mark, rest = thread.partition("#")
+    if mark:
+        return f"https://github.com/{place}/issues/{rest}"
+    place, _, path = thread.partition(":")
+    return f"https://github.com/{place}/blob/HEAD/{path}"
+
+
+def replaced(**values: Any) -> Callable[[Inputs], Inputs]:
+    """An edit that gives arguments other values: numbers, or arrays of the argument's shape."""
+
+    def edit(inputs: Inputs) -> Inputs:
+        changed = {}
+        for name, value in values.items():
+            old = inputs[name]
+            if isinstance(old, Stored):
+                raw = old.values()
+                raw[...] = value(raw) if callable(value) else value
+                changed[name] = of(raw, old.dtype)
+            else:
+                changed[name] = value
+        return inputs.but(**changed)
+
+    return edit
+
+
+def known_bugs(which: str) -> list[Known]:
+    """One by name, or all. Raises Misuse."""
+    from .corpus_cases import KNOWN
+
+    if which == "all":
+        return list(KNOWN)
+    found = [one for one in KNOWN if one.name == which]
+    if not found:
+        near = [one.name for one in KNOWN if which.lower() in one.name]
+        more = f" ({', '.join(near)}?)" if near else ""
+        raise Misuse(f"corpus: expected all or a name that --list has, got {which}{more}")
+    return found
+
+
+def listing() -> str:
+    """Two lines and the addresses of each known bug."""
+    lines = []
+    for one in known_bugs("all"):
+        lines += [f"{one.name} ({one.op})", f"    {one.what}", *(f"    {x}" for x in one.links())]
+    return "\n".join(lines) + "\n"
+
+
+def corpus_jobs(spec: OpSpec, candidate: Candidate, which: str, seed: int) -> Iterator[Job]:
+    """The checks of the known bugs of one op."""
+    for one in known_bugs(which):
+        if one.op != spec.name:
+            continue
+        case = one.made(seed)
+        for name in one.checks:
+            if _applies(name, candidate):
+                yield Job(name, _check(name), case, one.edit and _edited(spec, one.edit))
+
+
+def _applies(name: str, candidate: Candidate) -> bool:
+    if name == "gradient":
+        return candidate.differentiates and not candidate.forward_only
+    if name == "invariance degrees":
+        return candidate.over_ranks is not None
+    return name != "refusals" or candidate.survives_bad_ids
+
+
+def _check(name: str) -> Check:
+    """A check by the name that a report has."""
+    own: dict[str, Check] = {
+        "forward": checks.forward,
+        "gradient": checks.gradient,
+        "option_liveness": rules.option_liveness,
+        "refusals": rules.refusals,
+    }
+    kind, _, rest = name.partition(" ")
+    if kind == "invariance":
+        return transforms.check(rest)
+    if kind == "rule":
+        return lambda session, case: session.spec.rules()[rest](session, case)
+    return own[name]
+
+
+def _edited(spec: OpSpec, edit: Callable[[Inputs], Inputs]) -> OpSpec:
+    """The op, whose inputs are edited."""
+    made, build = copy.copy(spec), spec.build
+    made.build = lambda case: edit(build(case))  # type: ignore[method-assign]
+    return made
