@@ -21,6 +21,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable
 
+import checked
 from kept import MAIN, PEERS, ROOT, Run, Runs, error, mib, ratio, read, sizes, three
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -353,7 +354,7 @@ TABLES: dict[str, Callable[[], str]] = {
         stats_h200,
         tensor_parallel,
     )
-}
+} | checked.made(table)
 
 
 def written(page: str) -> str:

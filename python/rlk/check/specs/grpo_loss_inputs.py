@@ -57,7 +57,7 @@ def draw(case: Case) -> dict[str, Any]:
     if case.kind == "constant":
         value = float(o.get("constant_value", 0.5))
         policy, ref, rewards = (np.full_like(x, value) for x in (policy, ref, rewards))
-    samples = int(o.get("samples", 4 if lead[0] % 4 == 0 else lead[0]))
+    samples = samples_of(case)
     if case.kind in ("near", "equal"):
         rewards = np.repeat(rewards[::samples], samples)
     ids = rng.integers(0, vocab, tokens)
@@ -90,6 +90,13 @@ def draw(case: Case) -> dict[str, Any]:
         "completion_mask": mask,
         "temperature": temperature,
     }
+
+
+def samples_of(case: Case) -> int:
+    """How many sequences a group has; all, where they do not divide."""
+    count = case.lead[0]
+    samples = int(case.options.get("samples", 4))
+    return samples if count % samples == 0 else count
 
 
 def liveness(spec: OpSpec, case: Case) -> list[Liveness]:

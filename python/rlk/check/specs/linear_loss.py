@@ -26,6 +26,7 @@ from . import group_advantages, linear_logp_inputs, linear_loss_parts
 from . import linear_loss_inputs as inputs_of
 from .group_advantages import torch_group_advantages
 from .grpo_loss import bounded_grpo_loss, with_inactive_sequences
+from .grpo_loss_inputs import samples_of
 from .linear_logp import row_options, torch_active, torch_linear_logp
 from .logp import as_stored
 from .ppo_loss import WEIGHTS, PpoLoss, torch_ppo_loss
@@ -299,7 +300,7 @@ class LinearGrpoLoss(LinearPolicyLoss):
             for name, old in (("old_logps", "old_log_probs"), ("completion_mask", "loss_mask"))
         }
         (count, *_), rng = case.lead, case.rng("rewards")
-        samples = int(case.options.get("samples", 4 if count % 4 == 0 else count))
+        samples = samples_of(case)
         rewards = rng.normal(size=count)
         if case.kind in ("near", "constant"):
             rewards = np.repeat(rewards[::samples], samples)
