@@ -15,7 +15,7 @@ def run(venv, environment, tmp_path):
     def run(program: str, *arguments: str) -> str:
         done = subprocess.run(
             [venv / "bin" / program, *arguments],
-            env=environment,
+            env=environment | {"RLK_CACHE_DIR": str(venv.parent / "cache")},
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -43,7 +43,7 @@ def test_it_computes(run, venv):
     assert Path(told["package"]).is_relative_to(venv)
 
 
-def test_the_commands_run(run, environment):
+def test_the_commands_run(run):
     run("python", str(JOB))
     listed = json.loads(run("rlk-jit", "--json", "list"))
     layers = {entry["layer"] for entry in listed}
