@@ -47,9 +47,10 @@ enum class KernelAttribute : int { static_shared_bytes = 1, max_dynamic_shared_b
 enum class CaptureStatus : int { none = 0, active = 1, invalidated = 2 };
 enum class CaptureMode : int { global = 0, thread_local_only = 1, relaxed = 2 };
 
-// CUlaunchAttribute of the kind CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, and CUlaunchConfig.
-struct ClusterAttribute {
-  int kind = 4;
+// CUlaunchAttribute of the kinds CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION (x, y, z) and
+// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION (x is 1), and CUlaunchConfig.
+struct LaunchAttribute {
+  enum Kind : int { k_none = 0, k_cluster = 4, k_overlap = 6 } kind = k_none;
   int padding = 0;
   unsigned x = 1, y = 1, z = 1;
   unsigned rest_of_value[13]{};
@@ -57,10 +58,10 @@ struct ClusterAttribute {
 struct LaunchConfig {
   unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
   Stream stream;
-  ClusterAttribute* attributes;
+  LaunchAttribute* attributes;
   unsigned num_attributes;
 };
-static_assert(sizeof(ClusterAttribute) == 72 && sizeof(LaunchConfig) == 56);
+static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56);
 
 enum class JitOption : int { error_log = 5, error_log_bytes = 6 };
 

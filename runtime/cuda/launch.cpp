@@ -23,15 +23,20 @@ bool ask_capturing(const Driver& driver, Stream stream) {
 Result queue(const DriverTable& table, Kernel kernel, Stream stream, const LaunchDims& dims,
              void** arguments) {
   const auto function = reinterpret_cast<Function>(kernel);
-  if (dims.cluster == 1) {
+  if (dims.cluster == 1 && !dims.overlaps) {
     return table.launch_kernel(function, dims.grid.x, dims.grid.y, dims.grid.z, dims.block.x,
                                dims.block.y, dims.block.z, dims.shared_bytes, stream, arguments,
                                nullptr);
   }
-  ClusterAttribute cluster{.x = dims.cluster};
-  const LaunchConfig config{
-      dims.grid.x,  dims.grid.y,       dims.grid.z, dims.block.x, dims.block.y,
-      dims.block.z, dims.shared_bytes, stream,      &cluster,     1};
+  std::array<LaunchAttribute, 2> attributes{};
+  unsigned num_attributes = 0;
+  if (dims.cluster > 1) {
+    attributes[num_attributes++] = {LaunchAttribute::k_cluster, 0, dims.cluster};
+  }
+  if (dims.overlaps) attributes[num_attributes++] = {LaunchAttribute::k_overlap};
+  const LaunchConfig config{dims.grid.x,       dims.grid.y,   dims.grid.z,       dims.block.x,
+                            dims.block.y,      dims.block.z,  dims.shared_bytes, stream,
+                            attributes.data(), num_attributes};
   return table.launch_kernel_ex(&config, function, arguments, nullptr);
 }
 
@@ -90,7 +95,7 @@ void LoadedEntry::launch(DeviceOrdinal device, Stream stream, const LaunchDims& 
     if (relaxed) launched.store(true, std::memory_order_relaxed);
   } else {
     const bool has_clusters = dims.cluster > 1;
-    driver_.fail(code, has_clusters ? "cuLaunchKernelEx" : "cuLaunchKernel",
+    driver_.fail(code, has_clusters || dims.overlaps ? "cuLaunchKernelEx" : "cuLaunchKernel",
                  fmt::format("{} of {}x{}x{} blocks of {}x{}x{} threads, {} bytes dynamic shared{}",
                              name_, dims.grid.x, dims.grid.y, dims.grid.z, dims.block.x,
                              dims.block.y, dims.block.z, dims.shared_bytes,

@@ -21,6 +21,7 @@ struct LaunchDims {
   Dim3 grid, block;
   unsigned shared_bytes = 0;  // dynamic
   unsigned cluster = 1;       // blocks, along x, that reach each other's shared memory
+  bool overlaps = false;  // begins before the stream's last kernel ends, and waits for it itself
 };
 
 // One entry point of a loaded library; what LoadedKernel::entries points to on CUDA. Serves every

@@ -4,6 +4,7 @@
 
 #include "common/cuda/element.cuh"
 #include "common/cuda/lanes.cuh"
+#include "common/cuda/overlap.cuh"
 #include "ppo_loss/args.h"
 
 namespace rlk {
@@ -27,6 +28,7 @@ RLK_DEVICE void store_quad(void* to, Int64 quad, float4 x) {
 extern "C" __global__ void __launch_bounds__(256)
     rlk_ppo_loss_bwd_main(const __grid_constant__ PpoLossBackwardArgs a) {
   using E = Element<kX>;
+  wait_for_last_launch();
   const float upstream = *a.upstream;
   if (a.grad == a.saved && upstream == 1.0f) return;
   const auto scaled = [&](float x) { return x == 0.0f ? x : upstream * x; };

@@ -5,6 +5,7 @@
 #include "common/cuda/device_error.cuh"
 #include "common/cuda/element.cuh"
 #include "common/cuda/exact_sum.cuh"
+#include "common/cuda/overlap.cuh"
 #include "ppo_loss/metrics.h"
 #include "ppo_loss/tokens.cuh"
 
@@ -16,6 +17,7 @@ constexpr int kTallyWords = sizeof(PpoLossTally) / sizeof(unsigned);
 
 // Element `row`, `col` of an array of any type and strides as a dense one.
 extern "C" __global__ void rlk_ppo_loss_fwd_pack(const __grid_constant__ PpoLossPack p) {
+  wait_for_last_launch();
 #pragma unroll 1
   for (Int64 at = blockIdx.x * Int64{256} + threadIdx.x; at < p.rows * p.cols;
        at += gridDim.x * Int64{256}) {
@@ -68,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
   const bool needs_statistic = needs_mean(a, c, kMeanOfStatistic);
   const bool needs_advantage = needs_mean(a, c, kMeanOfAdvantage);
   const bool needs_means = needs_ratio || needs_statistic || needs_advantage;
+  wait_for_last_launch();
   // fwd_main comes after all of this launch.
   for (int word = threadIdx.x; blockIdx.x == 0 && a.tally && word < kTallyWords; word += 512) {
     reinterpret_cast<unsigned*>(a.tally)[word] = 0;
@@ -167,6 +170,7 @@ RLK_DEVICE LossCounts count_all(const Args& a, long long* warps) {
 extern "C" __global__ void __launch_bounds__(1024)
     rlk_ppo_loss_fwd_weigh(const __grid_constant__ Args a) {
   __shared__ long long warps[32];
+  wait_for_last_launch();
   const LossCounts own = count_all(a, warps);
   if (threadIdx.x == 0) a.counts[kCountSequences] = own.valid;
   const LossCounts n = global_counts(a, own);
@@ -191,6 +195,7 @@ extern "C" __global__ void __launch_bounds__(256)
   __shared__ ExactBlock<1> sums;
   __shared__ unsigned counts[8];
   const LossChoices c = choices(a);
+  wait_for_last_launch();
   if (c.ratio != kSequenceRatio) return;
   const LossValues v = a.values;
 #pragma unroll 1
@@ -525,6 +530,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   const LossChoices c = choices(a);
   const LossValues v = a.values;
   block.clear();
+  wait_for_last_launch();
   long long valid = 0;
   if (a.weighs_in_main) valid = make_weights(a, made, shared_counts);
   Totals totals;
@@ -654,6 +660,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   __shared__ float extremes[kNumExtremes];
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32;
   const int count = row - kNumSums, extreme = count - kNumCounts;
+  wait_for_last_launch();
   if (row < kNumSums) {
     ExactSum sum{0, 0, 0};
 #pragma unroll 4

@@ -15,16 +15,14 @@
 //                              grid
 //   rlk_ppo_loss_fwd_pack      any x 256          an array that is not dense fp32 (mask: bytes)
 //   rlk_ppo_loss_fwd_count     any x 512          a block a sequence -> sequence_tokens, ...;
-//   clears
-//                                                 the tally
+//                                                 clears the tally
 //   rlk_ppo_loss_fwd_weigh     1 x 1024           -> sequence_weight, sequence_kl_weight, where
 //   they
 //                                                 are not made in main: many sequences, groups,
 //                                                 kRatio 1
 //   rlk_ppo_loss_fwd_slope     any x 256          a block a sequence -> sequence_grad: kRatio 1
 //   rlk_ppo_loss_fwd_main      num_items x 256    -> grad, grad_entropy; the last block to end:
-//   loss,
-//                                                 counts, float_metrics, exact, or own_total
+//                                                 loss, counts, float_metrics, exact, or own_total
 //   rlk_ppo_loss_fwd_finish    1 x 1024           the same of all ranks' own_total, alone
 //   rlk_ppo_loss_bwd_main      any x 256          grad = upstream * saved; where they are one array
 //                                                 and upstream is 1, nothing
@@ -37,6 +35,7 @@
 // text comes once, so one that both passes need must stand before the choice.
 #include "common/cuda/element.cuh"
 #include "common/cuda/lanes.cuh"
+#include "common/cuda/overlap.cuh"
 #include "ppo_loss/args.h"
 #if RLK_BACKWARD
 #include "ppo_loss/backward.cuh"

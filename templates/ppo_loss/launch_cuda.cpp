@@ -23,14 +23,25 @@ enum Step { k_pack, k_count, k_weigh, k_slope, k_main, k_finish };
 constexpr Int64 k_blocks_of_sm = 2;
 constexpr Int64 k_most_blocks = 4096;
 
+// Each step waits for the last launch itself where its code can (common/cuda/overlap.cuh). Graphs
+// have such launches from CUDA 12.3 on.
+bool overlaps(Target target, const Driver& driver) {
+  const bool waits =
+      target == Target::sm_90a || target == Target::sm_100 || target == Target::sm_120;
+  return waits && driver.version() >= 12030;
+}
+
 template <class Args>
 void launch(const LoadedKernel& kernel, const PpoLossCall& call, int step, Int64 blocks,
             int threads, const Args& args) {
   if (blocks == 0) return;
   void* arguments[] = {const_cast<Args*>(&args)};
-  entry(kernel, step)
-      .launch(call.device.index, static_cast<Stream>(call.stream),
-              {{static_cast<unsigned>(blocks)}, {static_cast<unsigned>(threads)}, 0}, arguments);
+  LoadedEntry& to = entry(kernel, step);
+  to.launch(call.device.index, static_cast<Stream>(call.stream),
+            {.grid = {static_cast<unsigned>(blocks)},
+             .block = {static_cast<unsigned>(threads)},
+             .overlaps = overlaps(kernel.target, to.driver())},
+            arguments);
 }
 
 // The arguments of a forward, with the copies that make arrays dense.

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <span>
 
 #define RLK_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -226,7 +227,12 @@ Result launch_kernel(Function function, unsigned grid_x, unsigned grid_y, unsign
   });
 }
 Result launch_kernel_ex(const LaunchConfig* config, Function function, void** arguments, void**) {
-  const unsigned cluster = config->num_attributes == 1 ? config->attributes->x : 0;
+  unsigned cluster = 1;
+  bool overlaps = false;
+  for (const LaunchAttribute& given : std::span(config->attributes, config->num_attributes)) {
+    if (given.kind == LaunchAttribute::k_cluster) cluster = given.x;
+    if (given.kind == LaunchAttribute::k_overlap) overlaps = given.x == 1;
+  }
   // CUDA_ERROR_INVALID_VALUE, as the driver answers to a grid that is not whole clusters.
   if (cluster == 0 || config->grid_x % cluster != 0) return result::invalid_value;
   return answer("cuLaunchKernelEx", [&] {
@@ -239,7 +245,8 @@ Result launch_kernel_ex(const LaunchConfig* config, Function function, void** ar
           arguments,
           {},
           cluster,
-          config->grid_y});
+          config->grid_y,
+          overlaps});
   });
 }
 Result stream_is_capturing(Stream, CaptureStatus* status) {

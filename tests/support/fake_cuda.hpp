@@ -28,6 +28,7 @@ struct FakeCuda {
     std::vector<std::byte> first_argument{};  // as far as argument_bytes said
     unsigned cluster = 1;
     unsigned grid_y = 1;
+    bool overlaps = false;
   };
   struct Memset {
     std::uint64_t address = 0;

@@ -171,6 +171,41 @@ def test_tokens_that_are_not_finite(options):
     assert same(grads.log_probs[rows], good[1][rows])
 
 
+@pytest.mark.parametrize("options", [OPTION_SETS[0], OPTION_SETS[5]])
+@pytest.mark.parametrize("shape", [(2, 100), (64, 512), (1100, 300)])
+def test_steps_wait_for_what_comes_before(shape, options):
+    """A step may begin before the kernel before it has ended: here that one writes an input, and
+    the next call writes over it."""
+    batches = [drawn(*shape)]
+    for seed in (1, 2):
+        rng = np.random.default_rng(seed)
+        noise = rng.normal(0, 0.1, shape).astype(FLOAT)
+        mask = rng.random(shape) < 0.8
+        batches.append(batches[0].but(old=batches[0].old + noise, mask=mask))
+    want = [wanted(b, **options) for b in batches]
+    sources = [upload(b) for b in batches]
+    t = upload(batches[0])
+    step = step_of(t, **options)
+
+    def rounds():
+        found = []
+        for source in sources * 3:
+            torch.square(torch.ones(1 << 22, device=DEVICE))  # keeps the card at work
+            t.mask.copy_(source.mask)
+            t.old.copy_(source.old)
+            found.append(step())
+            t.old.fill_(float("nan"))
+        return found
+
+    graph, captured = graph_of(rounds)
+    for found in (rounds(), captured, captured):
+        if found is captured:
+            graph.replay()
+        torch.cuda.synchronize()
+        for each, expected in zip(found, want * 3, strict=True):
+            expect_same(each, expected)
+
+
 @pytest.mark.parametrize("shape", [(0, 8), (8, 0), (3, 40)])
 def test_without_an_active_token(shape):
     b = drawn(*shape) if all(shape) else Batch(*(np.zeros(shape, FLOAT) for _ in range(3)))

@@ -120,6 +120,20 @@ TEST_F(LaunchTest, ClustersReachTheDriver) {
   EXPECT_TRUE(fake_.contexts()->empty());
 }
 
+TEST_F(LaunchTest, OverlapsReachTheDriver) {
+  const LaunchDims dims{.grid = {8}, .block = {128}, .overlaps = true};
+  entry_.launch(1, k_stream, dims, nullptr);
+  ASSERT_EQ(fake_.launches.size(), 1u);
+  EXPECT_TRUE(fake_.launches[0].overlaps);
+  EXPECT_EQ(fake_.launches[0].cluster, 1u);
+  EXPECT_EQ(fake_.launches[0].grid_x, 8u);
+  LaunchDims both = dims;
+  both.cluster = 2;
+  entry_.launch(1, k_stream, both, nullptr);
+  EXPECT_TRUE(fake_.launches.at(1).overlaps);
+  EXPECT_EQ(fake_.launches[1].cluster, 2u);
+}
+
 TEST_F(LaunchTest, CapturesAreSeen) {
   EXPECT_FALSE(is_capturing(driver(), 0, k_stream));
   fake_.capture = CaptureStatus::active;

@@ -169,6 +169,25 @@ TEST_F(LaunchPpoLossTest, AForwardIsTwoSteps) {
   }
 }
 
+// A step that does not wait itself must not begin before others have ended.
+TEST_F(LaunchPpoLossTest, StepsOverlapWhereTheirCodeWaits) {
+  const PpoLossCall call = make({8, 512});
+  const auto expect_overlaps = [&](Target target, bool overlaps) {
+    forget();
+    LoadedKernel kernel = load_entries(ppo_loss_entries(call.pass, Backend::cuda));
+    kernel.target = target;
+    launch_ppo_loss(kernel, call, {});
+    ASSERT_EQ(fake_.launches.size(), 2u);
+    for (const auto& launch : fake_.launches) EXPECT_EQ(launch.overlaps, overlaps) << name(target);
+  };
+  for (const Target target : {Target::sm_90a, Target::sm_100, Target::sm_120}) {
+    expect_overlaps(target, true);
+  }
+  for (const Target target : {Target::sm_80, Target::sm_86, Target::sm_89, Target::compute_80}) {
+    expect_overlaps(target, false);
+  }
+}
+
 TEST_F(LaunchPpoLossTest, ADerivativeThroughTheSequencesMeanIsAStepOfItsOwn) {
   PpoLossCall call = make({8, 512});
   call.choices.ratio = kSequenceTokenRatio;
@@ -491,7 +510,7 @@ TEST_F(LaunchPpoLossTest, AWorkspaceThatFailsLaunchesNothing) {
 
 TEST_F(LaunchPpoLossTest, ARefusedStepNamesItsEntryAndEndsTheCall) {
   const PpoLossCall call = make({4, 6});
-  fake_.fail_call = "cuLaunchKernel";
+  fake_.fail_call = "cuLaunchKernelEx";
   fake_.fail_at = 2;
   fake_.fail_code = runtime::cuda::result::invalid_value;
   const auto text = what<DriverError>([&] { run(call); });
