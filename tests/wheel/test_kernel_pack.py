@@ -14,7 +14,8 @@ ARCHS = ("sm_80", "sm_90a")
 
 
 def lines_of(name: str) -> list[str]:
-    lines = [each.partition("#")[0].strip() for each in (ROOT / "release" / name).open()]
+    text = (ROOT / "release" / name).read_text()
+    lines = [each.partition("#")[0].strip() for each in text.splitlines()]
     return [each for each in lines if each]
 
 
@@ -34,12 +35,15 @@ def imported(venv, environment, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def rlk_jit(venv, environment, imported):
+def rlk_jit(venv, environment, imported, tmp_path):
     """Runs it with the pack's folder as a read-only layer, as a job would."""
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    variables = environment | {"RLK_CACHE_DIR": str(cache)}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         words = [venv / "bin/rlk-jit", "--layer", imported, "--json", *arguments]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
 
     return run
 
