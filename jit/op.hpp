@@ -35,7 +35,7 @@ struct OpCall {
 // What settings tell a launch. Results do not depend on it.
 struct LaunchSettings {
   std::int64_t workspace_bytes = std::int64_t{768} << 20;  // CUDA: of a backward, about
-  int max_sms = 0;             // CUDA: that a persistent kernel takes, 0: all
+  int max_sms = 0;             // CUDA: that kernels are launched for, 0: all
   bool validate_sync = false;  // CUDA: look at the values of a call before its launch
 };
 

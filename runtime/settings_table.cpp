@@ -45,11 +45,10 @@ constexpr Setting k_settings[] = {
             "MiB that each forward of `linear_logp` that will be differentiated may keep of its "
             "exponentials, so that the backward need not compute them again: see "
             "[kept exponentials](linear_logp.md#kept-exponentials). Results do not depend on it"),
-    Setting(
-        "max_sms", nullptr, &Settings::max_sms, {.least = 0, .most = 1 << 20},
-        "CUDA: multiprocessors that a persistent kernel takes, so that others are left for "
-        "communication, but two where its blocks work in pairs; 0: all. Results do not depend on "
-        "it"),
+    Setting("max_sms", nullptr, &Settings::max_sms, {.least = 0, .most = 1 << 20},
+            "CUDA: multiprocessors that a persistent kernel takes, so that others are left for "
+            "communication, but two where its blocks work in pairs, and for which few rows are cut "
+            "into parts; 0: all. Results do not depend on it"),
     Setting("tile", nullptr, &Settings::tile, {},
             "CUDA, for measurements: the tile of every kernel that has several, by its name in "
             "`rlk-jit tune`, such as `64-static`; `tuned`: what `tune` chose for this GPU, see "

@@ -132,8 +132,8 @@ def configure(
             exponentials, which its backward then need not compute again; environment:
             RLK_SAVED_MIB. Results do not depend on it.
         max_sms: multiprocessors that a persistent CUDA kernel takes, so that others are left for
-            communication, but two where its blocks work in pairs; 0: all. Results do not depend on
-            it.
+            communication, but two where its blocks work in pairs, and for which few rows are cut
+            into parts; 0: all. Results do not depend on it.
         tile: tile of the CUDA kernels that have several, such as "64-static"; "tuned": what
             ``rlk-jit tune`` chose for this GPU and the number of rows, else a default. For
             measurements. Results do not depend on it.

@@ -6,6 +6,7 @@
 #include "runtime/error.hpp"
 #include "runtime/target.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <optional>
@@ -33,6 +34,9 @@ struct DeviceInfo {
   int shared_bytes_optin = 0;  // most shared memory a block can ask for
   std::size_t memory_bytes = 0;
   std::optional<Target> target;  // nothing below 8.0
+
+  // Those of a setting, 0: all.
+  int sms_within(int max_sms) const { return max_sms > 0 ? std::min(max_sms, num_sms) : num_sms; }
 };
 
 class Driver {

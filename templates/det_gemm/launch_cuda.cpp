@@ -234,11 +234,10 @@ void launch_det_gemm_cuda(const LoadedKernel& kernel, const DetGemmCall& call,
     return;
   }
   const DType dtype = call.b.dtype;
-  const int num_sms = queue.driver().device(call.device.index).num_sms;
   const Machine machine{det_gemm_loop(type_code(dtype), kernel.target),
                         static_cast<int>(kernel.constants[k_det_gemm_tile]),
                         shared_limit_bytes(kernel.target),
-                        settings.max_sms > 0 ? std::min(settings.max_sms, num_sms) : num_sms};
+                        queue.driver().device(call.device.index).sms_within(settings.max_sms)};
   Arena sizes(nullptr);
   Planner(sizes, call, machine).plan();
   Arena memory(sizes.bytes() == 0 ? nullptr : call.workspace->allocate(sizes.bytes()));

@@ -123,8 +123,7 @@ void check_num_rows_sm90(const LinearLogpCudaArgs& args) {
 
 // As many blocks as run at once, in whole clusters; each stays for many tiles.
 Int64 blocks_sm90(Driver& driver, const LinearLogpCall& call, int max_sms, int cluster = 1) {
-  const int num_sms = driver.device(call.device.index).num_sms;
-  const int most = max_sms > 0 ? std::min(max_sms, num_sms) : num_sms;
+  const int most = driver.device(call.device.index).sms_within(max_sms);
   return Int64{std::max(most / cluster, 1)} * cluster;
 }
 

@@ -89,7 +89,7 @@ void launch_logp_cuda(const LoadedKernel& kernel, const LogpCall& call,
     validate_logp_cuda(driver, call, call.logits, call.vocab());
   }
   if (call.target.num_elements() == 0) return;
-  const int num_sms = driver.device(call.device.index).num_sms;
+  const int num_sms = driver.device(call.device.index).sms_within(settings.max_sms);
   Arena sizes(nullptr);
   make_plan(sizes, call, num_sms);
   Arena memory(sizes.bytes() == 0 ? nullptr : call.workspace->allocate(sizes.bytes()));

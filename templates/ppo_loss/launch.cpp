@@ -95,9 +95,8 @@ void expect_ppo_loss_values(const PpoLossCall& call) {
 void launch_ppo_loss(const LoadedKernel& kernel, const jit::OpCall& base,
                      const jit::LaunchSettings& settings) {
   const auto& call = static_cast<const PpoLossCall&>(base);
-  backend(kernel.target) == Backend::cuda
-      ? launch_ppo_loss_cuda(kernel, call, settings.validate_sync)
-      : launch_ppo_loss_cpu(kernel, call);
+  backend(kernel.target) == Backend::cuda ? launch_ppo_loss_cuda(kernel, call, settings)
+                                          : launch_ppo_loss_cpu(kernel, call);
 }
 
 }  // namespace rlk

@@ -165,10 +165,10 @@ void validate(Driver& driver, const PpoLossCall& call) {
   expect_ppo_loss_values(host);
 }
 
-void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call, DeviceError& error) {
+void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call, DeviceError& error,
+                int num_sms) {
   if (call.partials.present()) return launch(kernel, call, k_finish, 1, 1024, ppo_loss_args(call));
   Arena sizes(nullptr);
-  const int num_sms = entry(kernel, 0).driver().device(call.device.index).num_sms;
   const Plan counted(sizes, call, num_sms, error);
   Arena memory(call.workspace->allocate(sizes.bytes()));
   const Plan plan(memory, call, num_sms, error);
@@ -190,26 +190,27 @@ void launch_fwd(const LoadedKernel& kernel, const PpoLossCall& call, DeviceError
   launch(kernel, call, k_main, args.num_items, 256, args);
 }
 
-void launch_bwd(const LoadedKernel& kernel, const PpoLossCall& call) {
+void launch_bwd(const LoadedKernel& kernel, const PpoLossCall& call, int num_sms) {
   const PpoLossBackwardArgs args{call.saved.num_elements(),
                                  static_cast<const float*>(call.saved.data),
                                  static_cast<const float*>(call.upstream.data), call.gradient.data};
   // One array is mostly left as it is: then blocks cost more than they do.
   const bool is_in_place = call.gradient.data == call.saved.data;
-  const int num_sms = entry(kernel, 0).driver().device(call.device.index).num_sms;
   const Int64 most = is_in_place ? k_blocks_of_sm * num_sms : k_most_blocks;
   launch(kernel, call, 0, std::min(ceil_div(args.num_tokens, 1024), most), 256, args);
 }
 
 }  // namespace
 
-void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call, bool validate_sync) {
+void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call,
+                          const jit::LaunchSettings& settings) {
   Driver& driver = entry(kernel, 0).driver();
   DeviceError& error = templates::device_error(driver, call.device.index);
   templates::raise_device_error(error);
-  if (call.pass == jit::Pass::bwd) return launch_bwd(kernel, call);
-  if (validate_sync && !call.partials.present()) validate(driver, call);
-  launch_fwd(kernel, call, error);
+  const int num_sms = driver.device(call.device.index).sms_within(settings.max_sms);
+  if (call.pass == jit::Pass::bwd) return launch_bwd(kernel, call, num_sms);
+  if (settings.validate_sync && !call.partials.present()) validate(driver, call);
+  launch_fwd(kernel, call, error, num_sms);
 }
 
 }  // namespace rlk

@@ -66,7 +66,8 @@ std::span<const char* const> ppo_loss_entries(jit::Pass pass, Backend backend);
 void launch_ppo_loss(const LoadedKernel& kernel, const jit::OpCall& call,
                      const jit::LaunchSettings& settings);
 void launch_ppo_loss_cpu(const LoadedKernel& kernel, const PpoLossCall& call);
-void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call, bool validate_sync);
+void launch_ppo_loss_cuda(const LoadedKernel& kernel, const PpoLossCall& call,
+                          const jit::LaunchSettings& settings);
 
 // Everything of the arguments but inputs and workspace: choices, values, sizes, what is written,
 // and what is read of other ranks.

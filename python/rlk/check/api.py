@@ -68,6 +68,7 @@ def run(
     suite: bool = False,
     random: int = 0,
     corpus: str | None = None,
+    blocks: Sequence[int] = (1, 7, 132),
     contract: Path | str | None = None,
     on_start: Callable[[Report, Result], None] = nothing,
     on_result: Callable[[Result], None] = nothing,
@@ -80,6 +81,8 @@ def run(
     runs the whole suite, random=N adds N random cases; else the sizes batch x seq, vocab and
     hidden are checked, gradients with grad=True, the transforms and rules with invariance=True.
     input_mode: random, constant, benchmark, another of the op's kinds, or adversarial for these.
+    blocks: for how many multiprocessors the transform of that name forces grids, where the
+    candidate lets it (rlk on CUDA).
     corpus="all", or a name, runs the known bugs of the op alone, see docs/corpus.md.
     options: what such a case passes besides, {"temperature": "row", "bias": "none"}, or "all" for
     each set of the suite; by default with and without a bias.
@@ -99,6 +102,8 @@ def run(
         raise Misuse(f"random: expected >= 0, got {random}")
     if seed < 0:
         raise Misuse(f"seed: expected >= 0, got {seed}")
+    if any(count < 1 for count in blocks):
+        raise Misuse(f"blocks: expected numbers >= 1, got {', '.join(map(str, blocks))}")
     if token_value is not None and not 0 <= token_value < vocab:
         raise Misuse(f"token_value: expected 0 to {vocab - 1}, got {token_value}")
     modes = dict.fromkeys((*INPUT_MODES, *spec.kinds))
@@ -148,6 +153,7 @@ def run(
     report = None
     for make in _candidates(spec, candidate, device, framework, adapter, variant, target):
         found = make()
+        found.blocks = tuple(blocks)
         arch = arch_key or found.target
         report = Report(
             op,

@@ -40,7 +40,8 @@ class Candidate:
     the order of `needs`, or a named tuple that has them), else from torch's autograd. Of an op with
     more outputs, `backward` gets the others' gradients by name and no argument that asks for them.
     `over_ranks(num_ranks, arguments, grads, needs)` gives outputs and gradients by name, as so many
-    ranks that share the vocabulary compute them, 1, 2, 4 or 8; see ranks.py. `variant` is what a
+    ranks that share the vocabulary compute them, 1, 2, 4 or 8; see ranks.py. `set_blocks(count)`
+    lets the transform `blocks` run, with each of `blocks`. `variant` is what a
     kernel must have run as, `target` for what it is compiled, `describe` names the kernel that a
     call runs, and all calls happen inside `scope()`.
     """
@@ -54,6 +55,8 @@ class Candidate:
     describe: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
     check_errors: Callable[[], None] | None = None
     set_threads: Callable[[int], None] | None = None
+    set_blocks: Callable[[int], None] | None = None  # of a grid, about; 0: as it likes
+    blocks: tuple[int, ...] = (1, 7, 132)
     survives_bad_ids: bool = True
     target: str | None = None
     over_ranks: Callable[..., Mapping[str, Any]] | None = None
@@ -355,4 +358,5 @@ def from_function(
     backward = getattr(found, "backward", None)
     made = Candidate(name, function, arrays, spec.adapters[chosen], backward)
     made.over_ranks = getattr(found, "over_ranks", None)
+    made.set_blocks = getattr(found, "set_blocks", None)
     return made

@@ -136,6 +136,11 @@ def parser() -> Parser:
         help="the known bugs of other implementations, or one of them",
     )
     add("--list", action="store_true", help="print the known bugs and where they were reported")
+    add(
+        "--blocks",
+        metavar="1,7,132",
+        help="for how many multiprocessors grids are forced on CUDA (default 1,7,132)",
+    )
     add("--contract", type=Path, help="another contract file")
     add("--json", metavar="FILE", help="write the results as JSON (- for standard output)")
     add("--junit", metavar="FILE", help="write the results as JUnit XML")
@@ -169,6 +174,8 @@ def _run(op: str, given: argparse.Namespace, isolated: bool) -> Report:
     )
     arguments = {name: getattr(given, name) for name in same.split()}
     arguments |= {"op": op, "suite": given.all, "options": _options(given.option)}
+    if given.blocks is not None:
+        arguments["blocks"] = _numbers("blocks", given.blocks)
     return run_isolated(arguments, show) if isolated else run(**arguments, on_result=show)
 
 
@@ -182,6 +189,13 @@ def _options(texts: Sequence[str] | None) -> dict[str, str] | str | None:
         if "=" not in text:
             raise Misuse(f"option: expected NAME=VALUE, or all alone, got {text}")
     return dict(text.split("=", 1) for text in texts)
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise Misuse(f"{name}: expected numbers as 1,7,132, got {text}") from error
 
 
 def _why_not_writable(place: str | None) -> str | None:

@@ -109,6 +109,8 @@ def corpus_jobs(spec: OpSpec, candidate: Candidate, which: str, seed: int) -> It
 def _applies(name: str, candidate: Candidate) -> bool:
     if name == "gradient":
         return candidate.differentiates and not candidate.forward_only
+    if name == "invariance blocks":
+        return candidate.set_blocks is not None
     if name == "invariance degrees":
         return candidate.over_ranks is not None
     return name != "refusals" or candidate.survives_bad_ids

@@ -48,6 +48,9 @@ def rlk_candidate(
     def set_threads(count: int) -> None:
         jit.configure(num_threads=count)
 
+    def set_blocks(count: int) -> None:
+        jit.configure(max_sms=count)
+
     made = Candidate(
         "rlk",
         function,
@@ -60,6 +63,7 @@ def rlk_candidate(
         # The losses from hidden states have gradients by autograd alone.
         forward_only=arrays.name == "numpy" and backward is None,
         set_threads=set_threads if device == "cpu" else None,
+        set_blocks=set_blocks if device == "cuda" else None,
         # Each part of a vocabulary would be one more specialization.
         over_ranks=Ranks(spec.name) if spec.over_ranks and variant == "generic" else None,
         scope=lambda: _configured(jit, variant, target),

@@ -82,8 +82,9 @@ def case_jobs(spec: OpSpec, candidate: Candidate, case: Case, gradient: bool) ->
 
 
 def invariance_jobs(spec: OpSpec, candidate: Candidate, case: Case) -> Iterator[Job]:
-    names = spec.transforms if candidate.over_ranks is None else (*spec.transforms, "degrees")
-    for name in names:
+    more = {"degrees": candidate.over_ranks, "blocks": candidate.set_blocks}
+    names = (name for name, has in more.items() if has is not None)
+    for name in (*spec.transforms, *names):
         yield Job(f"invariance {name}", transforms.check(name), case)
 
 

@@ -173,6 +173,20 @@ def degrees(scene: Scene) -> None:
         expect_same(scene.values, got, "degree_variant", label)
 
 
+def blocks(scene: Scene) -> None:
+    """How many blocks a grid has."""
+    candidate = scene.session.candidate
+    set_blocks = candidate.set_blocks
+    assert set_blocks is not None
+    for count in candidate.blocks:
+        set_blocks(count)
+        try:
+            got = scene.run(scene.inputs, scene.upstream)
+        finally:
+            set_blocks(0)
+        same(scene.values, got, f"a grid for {count} multiprocessors")
+
+
 def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Every proper subset that is not empty."""
     for bits in range(1, 2 ** len(names) - 1):
@@ -204,6 +218,7 @@ TRANSFORMS: Mapping[str, Callable[[Scene], None]] = {
         skipping,
         layout,
         degrees,
+        blocks,
     )
 }
 

@@ -187,6 +187,7 @@ def test_the_candidate_cannot_reach_the_oracles_inputs() -> None:
         ({"target": "sm_90a"}, "target"),
         ({"variant": "generic"}, "variant"),
         ({"token_value": 257}, "token_value"),
+        ({"blocks": (7, 0)}, "blocks"),
         ({"options": "some"}, "options"),
         ({"options": {"top_k": 30}}, "options"),
         ({"framework": "numpy", "device": "cuda"}, "device"),
@@ -221,6 +222,20 @@ def test_the_package_needs_numpy_alone() -> None:
         "SPECS['linear_logp'].build(case)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("last_bit", [0.0, 2.0**-20])
+def test_grids_of_other_sizes_must_give_the_same_bits(last_bit: float) -> None:
+    counts = []
+
+    def kernel(**a: Any) -> Any:
+        forced = bool(counts) and counts[-1] == 7
+        return GOOD(**a) * (1.0 + last_bit * forced)
+
+    kernel.set_blocks = counts.append  # type: ignore[attr-defined]
+    found = outcome(kernel, invariance=True, blocks=(1, 7))
+    assert found["invariance blocks"] == ("batch_variant" if last_bit else None)
+    assert counts == [1, 0, 7, 0]
 
 
 class Unspeakable(Exception):

@@ -7,7 +7,15 @@ from on_device import DEVICE
 from tensors import torch
 
 import rlk.check
+from rlk.check import contract, transforms
+from rlk.check.case import Case
+from rlk.check.checks import Session
+from rlk.check.corpus import known_bugs
+from rlk.check.peers import NAMES, peer_candidate, peer_ops
 from rlk.check.report import line
+from rlk.check.rlk_candidate import rlk_candidate
+from rlk.check.runner import Job, run_job
+from rlk.check.specs import SPECS
 from rlk.check.specs.linear_logp import torch_linear_logp
 
 pytestmark = pytest.mark.gpu
@@ -65,6 +73,48 @@ def test_broken_kernels_are_named():
     ):
         report = check(kernel, dtype="fp32", options={})
         assert [result.failure for result in report.results] == [failure], kernel.__name__
+
+
+@pytest.mark.parametrize("op", ["linear_logp", "logp", "ppo_loss", "det_gemm", "linear_ppo_loss"])
+def test_forced_grids_give_the_same_bits(op):
+    spec = SPECS[op]
+    case = Case(op, "bfloat16", (2, 1), {"vocab": 50257, "hidden": 256}, options={"bias": "none"})
+    candidate = rlk_candidate(spec, "cuda", None, "generic", None)
+    session = Session(spec, candidate, contract.load(), None)
+    for rows in (1, 3, 65):
+        job = Job("blocks", transforms.check("blocks"), case.but(lead=(2, rows)))
+        with candidate.scope():
+            result = run_job(session, job)
+        assert result.passed, line(result)
+    assert rlk.jit.settings()["max_sms"] == 0
+
+
+@pytest.mark.parametrize("op", dict.fromkeys(bug.op for bug in known_bugs("all")))
+def test_no_known_bug(op):
+    report = rlk.check.run(op, corpus="all", variant="generic", device="cuda")
+    assert report.ok, "\n".join(map(line, report.failures()))
+
+
+def peers_here():
+    """Each peer whose package is installed, with an op of it."""
+    for name in NAMES:
+        op = peer_ops(name)[0]
+        try:
+            peer_candidate(SPECS[op], name, "cuda")
+        except rlk.check.Misuse:
+            continue
+        yield name, op
+
+
+def test_peers_that_are_installed_are_called_rightly():
+    """Nothing but fp16's logits is off: the arguments are those that the package takes."""
+    for name, op in peers_here():
+        given = {"dtype": "bf16", "batch": 2, "seq": 64, "vocab": 4096, "hidden": 256}
+        options = {"bias": "none"} if op != "logp" else {}
+        report = rlk.check.run(op, name, device="cuda", options=options, **given)
+        (result,) = report.results
+        assert result.failure in (None, "accuracy"), line(result)
+        assert result.max_abs < 0.2, line(result)
 
 
 LINEAR_LOSSES = ("linear_ppo_loss", "linear_grpo_loss", "linear_cross_entropy")
