@@ -154,7 +154,7 @@ KNOWN: tuple[Known, ...] = (
     Known(
         "liger_512_weight_gradient_in_bf16",
         "linear_logp",
-        "the weight's gradient was added up in bf16 over chunks of rows, and training diverged",
+        "training diverged; the weight's gradient was added up in bf16 over chunks of rows",
         (LIGER + "512", LIGER + "827", LIGER + "1391", "axolotl-ai-cloud/axolotl#1601"),
         head((8, 128), 64, 33, options={"bias": "none"}),
         BF16,
@@ -654,12 +654,11 @@ KNOWN: tuple[Known, ...] = (
         tokens(options={"use_tis": True, "tis_level": "sequence", "tis_imp_ratio_cap": 2.0}),
     ),
     Known(
-        "liger_1082_importance_ratio_left_out",
-        "grpo_loss",
-        "the importance ratio had no gradient: its norm was 100 times off",
-        (LIGER + "1082", LIGER + "1088", LIGER + "1202", LIGER + "628"),
-        groups(options={"beta": 0.5}),
-        BF16,
+        "liger_1082_importance_weight_left_out",
+        "ppo_loss",
+        "the sampler's importance weight was left out: the gradient's norm was 100 times off",
+        (LIGER + "1082", LIGER + "1088", TRL + "5031"),
+        tokens(options={"use_tis": True, "tis_imp_ratio_cap": 1.5}),
     ),
     Known(
         "liger_sequence_level_kl",

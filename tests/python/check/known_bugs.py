@@ -319,8 +319,8 @@ BROKEN: dict[str, Kernel] = {
     "skyrl_1928_cispo_bounds": but("ppo_loss", cispo_bounds="1+eps"),
     "verl_6377_bounds_that_are_no_inverses": but("ppo_loss", tis_imp_ratio_cap=1.05),
     "slime_1917_level_of_the_statistic": but("ppo_loss", tis_level="token"),
-    "liger_1082_importance_ratio_left_out": after(
-        "grpo_loss", lambda loss, a: loss.detach() + 0.01 * (loss - loss.detach())
+    "liger_1082_importance_weight_left_out": but(
+        "ppo_loss", rollout_logprobs=lambda a: a["old_log_probs"]
     ),
     "liger_sequence_level_kl": but("ppo_loss", kl_ratio="token"),
     "logic_rl_58_sign_of_the_kl": but("grpo_loss", beta=lambda a: -a["beta"]),
