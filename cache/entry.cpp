@@ -10,7 +10,7 @@
 namespace rlk::cache {
 namespace {
 
-constexpr std::string_view k_magic{"\x89RLK\r\n\x1a\n", 8};
+constexpr std::string_view k_entry_magic{"\x89RLK\r\n\x1a\n", 8};
 constexpr std::size_t k_checksum_bytes = sizeof(XXH128_canonical_t);
 
 // Empty if the sizes are within the format's bounds, so that their sum cannot overflow.
@@ -34,7 +34,7 @@ std::string encode_entry(const Entry& entry) {
   }
   std::string bytes;
   bytes.reserve(sizes.file_bytes());
-  bytes.append(k_magic);
+  bytes.append(k_entry_magic);
   append_little_endian(bytes, format_version);
   append_little_endian(bytes, static_cast<std::uint32_t>(sizes.key_bytes));
   append_little_endian(bytes, sizes.metadata_bytes);
@@ -52,7 +52,7 @@ Decoded<EntrySizes> decode_sizes(std::span<const std::byte> head, std::uint64_t 
     return {{}, fmt::format("expected at least {} bytes, got {}", entry_head_bytes, head.size())};
   }
   const std::string_view text = as_text(head);
-  if (!text.starts_with(k_magic)) return {{}, "not an rlk cache entry (wrong magic)"};
+  if (!text.starts_with(k_entry_magic)) return {{}, "not an rlk cache entry (wrong magic)"};
   const auto version = load_little_endian<std::uint32_t>(text.data() + 8);
   if (version != format_version) {
     return {{}, fmt::format("expected format version {}, got {}", format_version, version)};

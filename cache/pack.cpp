@@ -14,8 +14,8 @@
 namespace rlk::cache {
 namespace {
 
-constexpr std::string_view k_magic{"\x89RLP\r\n\x1a\n", 8};
-constexpr std::uint32_t k_most_name_bytes = 255;
+constexpr std::string_view k_pack_magic{"\x89RLP\r\n\x1a\n", 8};
+constexpr std::uint32_t k_most_pack_name_bytes = 255;
 constexpr std::uint64_t k_most_entry_bytes =
     EntrySizes{max_key_bytes, max_metadata_bytes, max_payload_bytes}.file_bytes();
 
@@ -85,9 +85,11 @@ class Reader {
 
   void check_head() {
     std::string magic;
-    read_more(magic, std::min<std::uint64_t>(k_magic.size(), num_left_));
-    if (magic.empty() || !k_magic.starts_with(magic)) refuse("not a pack of rlk (wrong magic)");
-    if (magic.size() < k_magic.size()) refuse("torn: expected a head, got {} bytes", magic.size());
+    read_more(magic, std::min<std::uint64_t>(k_pack_magic.size(), num_left_));
+    if (magic.empty() || !k_pack_magic.starts_with(magic))
+      refuse("not a pack of rlk (wrong magic)");
+    if (magic.size() < k_pack_magic.size())
+      refuse("torn: expected a head, got {} bytes", magic.size());
     const auto version = read_number<std::uint32_t>();
     if (version > pack_version) {
       refuse("format version {} is newer than {}, the newest that this rlk reads", version,
@@ -107,8 +109,8 @@ class Reader {
     }
     const auto name_size = read_number<std::uint32_t>();
     const auto entry_size = read_number<std::uint64_t>();
-    if (name_size > k_most_name_bytes) {
-      refuse("entry {}: name: expected at most {} bytes, got {}", index, k_most_name_bytes,
+    if (name_size > k_most_pack_name_bytes) {
+      refuse("entry {}: name: expected at most {} bytes, got {}", index, k_most_pack_name_bytes,
              name_size);
     }
     std::string name;
@@ -181,7 +183,7 @@ int PackWriter::append(std::string_view bytes) {
 }
 
 int PackWriter::start() {
-  std::string bytes(k_magic);
+  std::string bytes(k_pack_magic);
   append_little_endian(bytes, pack_version);
   return append(bytes);
 }

@@ -20,7 +20,7 @@ namespace {
 constexpr std::int64_t k_sweep_every_s = 3600;
 constexpr std::int64_t k_writer_dead_after_s = 3600;  // a write takes seconds at most
 
-struct Candidate {
+struct SweptEntry {
   std::int64_t modified_s = 0;
   std::int64_t modified_ns = 0;
   std::uint64_t bytes = 0;
@@ -34,7 +34,7 @@ class Sweep {
 
   Swept run() {
     list_entries(std::time(nullptr));
-    std::ranges::sort(entries_, {}, [](const Candidate& entry) {
+    std::ranges::sort(entries_, {}, [](const SweptEntry& entry) {
       return std::tie(entry.modified_s, entry.modified_ns, entry.path);
     });
     // What is meant to be left: an entry that cannot be removed, or was used meanwhile, does not
@@ -43,7 +43,7 @@ class Sweep {
     const std::uint64_t aim =
         bytes > limits_.most_bytes ? limits_.down_to_bytes : limits_.most_bytes;
     const std::int64_t oldest = std::time(nullptr) - limits_.most_idle_s.value_or(0);
-    for (const Candidate& entry : entries_) {
+    for (const SweptEntry& entry : entries_) {
       const bool is_idle = limits_.most_idle_s && entry.modified_s < oldest;
       if ((bytes <= aim && !is_idle) || gave_up_) break;
       bytes -= entry.bytes;
@@ -75,7 +75,7 @@ class Sweep {
     }
   }
 
-  void remove_entry(const Candidate& entry) {
+  void remove_entry(const SweptEntry& entry) {
     // Used or replaced since the folder was listed: not the least recently used any more.
     const auto stat = files_.stat(entry.path, Links::keep);
     const bool is_gone = stat.error == ENOENT;
@@ -108,7 +108,7 @@ class Sweep {
   FileSystem& files_;
   const std::string& folder_;
   const SweepLimits& limits_;
-  std::vector<Candidate> entries_;
+  std::vector<SweptEntry> entries_;
   Swept swept_;
   bool gave_up_ = false;
 };

@@ -17,11 +17,11 @@ namespace {
 constexpr std::string_view k_version = "1";
 constexpr std::array k_events = {UsageEvent::hit, UsageEvent::compiled, UsageEvent::failed,
                                  UsageEvent::fallback};
-constexpr std::size_t k_most_name_bytes = 1024;
+constexpr std::size_t k_most_kernel_name_bytes = 1024;
 
 bool is_name(std::string_view text) {
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
-  return !text.empty() && text.size() <= k_most_name_bytes &&
+  return !text.empty() && text.size() <= k_most_kernel_name_bytes &&
          std::ranges::none_of(text, is_control);
 }
 

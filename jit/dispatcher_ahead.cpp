@@ -12,7 +12,7 @@ namespace rlk::jit {
 namespace {
 // Two compiles at once, and room: a compiler ends in the middle of things where it finds too
 // little.
-constexpr std::size_t k_least_bytes = std::size_t{1} << 30;
+constexpr std::size_t k_least_bytes_ahead = std::size_t{1} << 30;
 }  // namespace
 
 // Of a call whose kernel is loaded; once a kernel.
@@ -46,7 +46,7 @@ void Dispatcher::compile_ahead(const Specialization& spec, int device) {
   const Missing missing = this->missing(spec, device);
   if (!missing.compiler.why_not.empty()) return;
   if (LayerPlaces(*missing.session.store, missing.compiler.identity).is_cached(spec)) return;
-  runtime::expect_memory(k_least_bytes);
+  runtime::expect_memory(k_least_bytes_ahead);
   auto kernel = std::make_shared<BackgroundKernel>();
   {
     const std::lock_guard lock(mutex_);

@@ -28,7 +28,7 @@ constexpr bool k_built_with_llvm = false;
 
 // The library, a stack and twice what the largest of our kernels was seen to take. LLVM itself ends
 // in the middle of things where it finds too little.
-constexpr std::size_t k_least_bytes = std::size_t{128} << 20;
+constexpr std::size_t k_least_llvm_bytes = std::size_t{128} << 20;
 
 std::string last_dl_error() {
   const char* text = dlerror();
@@ -146,7 +146,7 @@ const LlvmCompiler::Functions& LlvmCompiler::open() {
 
 template <class Use>
 void LlvmCompiler::compile_to(int output, const CompileRequest& request, const Use& use) {
-  runtime::expect_memory(k_least_bytes);
+  runtime::expect_memory(k_least_llvm_bytes);
   runtime::with_compile_stack([&] {
     const Functions& llvm = open();
     Result answer(llvm.free);

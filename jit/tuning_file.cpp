@@ -18,31 +18,32 @@
 namespace rlk::jit {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-constexpr int k_format = 1;
-constexpr std::uint64_t k_most_bytes = std::uint64_t{1} << 20;
+constexpr int k_tuning_format = 1;
+constexpr std::uint64_t k_most_tuning_bytes = std::uint64_t{1} << 20;
 
 // The choices of all versions; an empty array where there are none.
-Json read_choices(const std::string& folder) {
+OrderedJson read_choices(const std::string& folder) {
   const std::string path = folder + '/' + k_tuning_name;
-  const auto read = cache::read_text_file(cache::posix_file_system(), path, k_most_bytes);
-  if (read.is_absent) return Json::array();
+  const auto read = cache::read_text_file(cache::posix_file_system(), path, k_most_tuning_bytes);
+  if (read.is_absent) return OrderedJson::array();
   try {
     if (!read.problem.empty()) throw Error(read.problem);
-    const Json json = Json::parse(read.text);
-    if (json.at("format") != k_format) throw Error(fmt::format("expected format {}", k_format));
-    const Json& choices = json.at("choices");
+    const OrderedJson json = OrderedJson::parse(read.text);
+    if (json.at("format") != k_tuning_format)
+      throw Error(fmt::format("expected format {}", k_tuning_format));
+    const OrderedJson& choices = json.at("choices");
     if (!choices.is_array()) throw Error("choices: expected an array");
     return choices;
   } catch (const std::exception& error) {
     log().warn("cache: {}: not used, each op chooses its tiles: {}", path, error.what());
-    return Json::array();
+    return OrderedJson::array();
   }
 }
 
 // Nothing for a choice of another version.
-std::optional<TuningRecord> record_of(const Json& json) {
+std::optional<TuningRecord> record_of(const OrderedJson& json) {
   if (json.at("rlk") != RLK_VERSION) return std::nullopt;
   TuningRecord record;
   record.op = json.at("op");
@@ -61,7 +62,7 @@ std::optional<TuningRecord> record_of(const Json& json) {
   return record;
 }
 
-Json json_of(const TuningRecord& record) {
+OrderedJson json_of(const TuningRecord& record) {
   return {{"op", record.op},
           {"pass", name(record.pass)},
           {"target", name(record.target)},
@@ -72,7 +73,7 @@ Json json_of(const TuningRecord& record) {
 }
 
 // Whether both choose for the same.
-bool is_same(const Json& one, const Json& other) {
+bool is_same(const OrderedJson& one, const OrderedJson& other) {
   return std::ranges::all_of(
       std::array{"op", "pass", "target", "device", "driver", "rlk"},
       [&](const char* field) { return one.value(field, "") == other.value(field, ""); });
@@ -97,7 +98,7 @@ std::vector<TuningRecord> read_tunings(const cache::StoreOptions& store) {
   for (const std::string& folder : folders) {
     try {
       std::vector<TuningRecord> read;
-      for (const Json& choice : read_choices(folder)) {
+      for (const OrderedJson& choice : read_choices(folder)) {
         if (auto record = record_of(choice)) read.push_back(std::move(*record));
       }
       records.insert(records.end(), read.begin(), read.end());
@@ -115,13 +116,13 @@ void store_tuning(const cache::StoreOptions& store, const TuningRecord& record) 
   int error = cache::make_folder(files, folder, store.sharing);
   if (error == 0) {
     const FileTurn turn(store, cache::k_tuning_byte);
-    const Json added = json_of(record);
-    Json all = Json::array();
-    for (const Json& choice : read_choices(folder)) {
+    const OrderedJson added = json_of(record);
+    OrderedJson all = OrderedJson::array();
+    for (const OrderedJson& choice : read_choices(folder)) {
       if (choice.is_object() && !is_same(choice, added)) all.push_back(choice);
     }
     all.push_back(added);
-    const Json json = {{"format", k_format}, {"choices", all}};
+    const OrderedJson json = {{"format", k_tuning_format}, {"choices", all}};
     error = cache::publish(files, folder, k_tuning_name, json.dump(1) + '\n', store.sharing);
   }
   if (error != 0) {

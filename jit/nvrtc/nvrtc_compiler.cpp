@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t k_least_bytes = std::size_t{256} << 20;  // the library and a compile
+constexpr std::size_t k_least_nvrtc_bytes = std::size_t{256} << 20;  // the library and a compile
 
 bool is_ptx(const CompileRequest& request) { return request.target.starts_with("compute_"); }
 
@@ -34,7 +34,7 @@ int compile_threads() {
   constexpr int k_most = 4;  // the kernels of a backward that take long are three
   static const int wanted = std::min(runtime::usable_cpus(), k_most);
   try {
-    runtime::expect_memory(2 * k_least_bytes);
+    runtime::expect_memory(2 * k_least_nvrtc_bytes);
   } catch (const Refused&) {
     return 1;
   }
@@ -213,7 +213,7 @@ std::string NvrtcCompiler::keep_refused(const CompileRequest& request, const std
 }
 
 CompiledCode NvrtcCompiler::compile(const CompileRequest& request) {
-  runtime::expect_memory(k_least_bytes);
+  runtime::expect_memory(k_least_nvrtc_bytes);
   CompiledCode compiled;
   runtime::with_compile_stack([&] { compiled = compile_here(request); });
   return compiled;

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 // A configuration has some kilobytes; what is larger is a tokenizer or weights.
-constexpr std::uintmax_t k_most_bytes = std::uintmax_t{4} << 20;
+constexpr std::uintmax_t k_most_config_bytes = std::uintmax_t{4} << 20;
 
 std::string read(const ConfigFile& file, const std::string& word) {
   std::error_code error;
@@ -30,7 +30,7 @@ std::string read(const ConfigFile& file, const std::string& word) {
   }
   if (!fs::is_regular_file(status)) file.fail("expected a file, got something else");
   const auto bytes = fs::file_size(file.path, error);
-  if (bytes > k_most_bytes) {
+  if (bytes > k_most_config_bytes) {
     file.fail(
         fmt::format("expected a model's configuration of some kilobytes, got {} MiB", bytes >> 20));
   }

@@ -17,11 +17,11 @@
 namespace rlk::jit {
 namespace {
 
-constexpr int k_format = 1;
-constexpr std::uint64_t k_most_bytes = std::uint64_t{64} << 20;
+constexpr int k_manifest_format = 1;
+constexpr std::uint64_t k_most_manifest_bytes = std::uint64_t{64} << 20;
 
 void write(const cache::StoreOptions& store, const std::set<std::string>& names) {
-  const nlohmann::ordered_json json = {{"format", k_format}, {"kernels", names}};
+  const nlohmann::ordered_json json = {{"format", k_manifest_format}, {"kernels", names}};
   const int error = cache::publish(cache::posix_file_system(), *store.read_write, k_manifest_name,
                                    json.dump(1) + '\n', store.sharing);
   if (error != 0) {
@@ -43,12 +43,13 @@ bool is_there(cache::DiskStore& folder, const std::string& name, Ops ops) {
 
 std::vector<std::string> read_manifest(const std::string& folder) {
   const std::string path = folder + '/' + k_manifest_name;
-  const auto read = cache::read_text_file(cache::posix_file_system(), path, k_most_bytes);
+  const auto read = cache::read_text_file(cache::posix_file_system(), path, k_most_manifest_bytes);
   if (read.is_absent) return {};
   try {
     if (!read.problem.empty()) throw Error(read.problem);
     const auto json = nlohmann::json::parse(read.text);
-    if (json.at("format") != k_format) throw Error(fmt::format("expected format {}", k_format));
+    if (json.at("format") != k_manifest_format)
+      throw Error(fmt::format("expected format {}", k_manifest_format));
     std::vector<std::string> names;
     for (const auto& name : json.at("kernels")) names.push_back(name.get<std::string>());
     return names;

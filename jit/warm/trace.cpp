@@ -17,7 +17,7 @@
 
 namespace rlk::jit {
 namespace {
-constexpr std::uint64_t k_most_bytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t k_most_trace_bytes = std::uint64_t{64} << 20;
 
 // Without what an editor of another system leaves around them: a byte order mark, a carriage
 // return, spaces.
@@ -51,7 +51,7 @@ void Trace::add(const std::string& name) {
   cache::FileSystem& files = cache::posix_file_system();
   std::string problem;
   if (!std::exchange(is_read_, true)) {
-    const auto read = cache::read_text_file(files, *file_, k_most_bytes);
+    const auto read = cache::read_text_file(files, *file_, k_most_trace_bytes);
     problem = read.problem;
     for (std::string& line : lines_of(read.text)) known_.insert(std::move(line));
     // An editor may have left the last line without its end.
@@ -71,7 +71,7 @@ void Trace::add(const std::string& name) {
 }
 
 TraceRead read_trace(const std::string& file, Ops ops) {
-  const auto text = cache::read_text_file(cache::posix_file_system(), file, k_most_bytes);
+  const auto text = cache::read_text_file(cache::posix_file_system(), file, k_most_trace_bytes);
   if (text.is_absent || !text.problem.empty()) {
     throw InvalidArgument("trace: {}: expected a file that RLK_TRACE has recorded, got: {}", file,
                           text.is_absent ? "no such file" : text.problem);

@@ -32,8 +32,8 @@ py::object run(DetGemmCall& call, const Framework& framework, DType dtype,
 }
 
 // `needs_*`: gradients that autograd will ask for.
-py::object forward(const py::dict& arguments, bool sizes_vary, bool needs_a, bool needs_b,
-                   bool needs_bias) {
+py::object det_gemm_forward(const py::dict& arguments, bool sizes_vary, bool needs_a, bool needs_b,
+                            bool needs_bias) {
   DetGemmCall call;
   call.sizes_vary = sizes_vary;
   call.needs_a = needs_a;
@@ -83,8 +83,8 @@ struct Backward {
 
 // Gradients of a, b and bias, None where not needed; that of b as [N, K] where it is asked for so.
 // Those of a and b are float32 where `sums_of_` says so.
-py::tuple backward(const py::dict& arguments, bool needs_a, bool needs_b, bool needs_bias,
-                   bool transposes_b, bool sums_of_a, bool sums_of_b) {
+py::tuple det_gemm_backward(const py::dict& arguments, bool needs_a, bool needs_b, bool needs_bias,
+                            bool transposes_b, bool sums_of_a, bool sums_of_b) {
   const Backward given(arguments);
   const DetGemmCall& call = given.call;
   const Tensor &a = call.a, &b = call.b, &grad = given.grad.tensor;
@@ -124,7 +124,7 @@ void accumulate(const py::dict& arguments) {
   run_call(call, bound.framework, {});
 }
 
-py::tuple explain(const py::dict& arguments) {
+py::tuple det_gemm_explain(const py::dict& arguments) {
   DetGemmCall call;
   const BoundArguments bound = bind_call(op(), arguments, call);
   op().check(call);
@@ -143,13 +143,14 @@ py::tuple explain(const py::dict& arguments) {
 }  // namespace
 
 void bind_det_gemm(py::module_& module) {
-  module.def("det_gemm_forward", forward, py::arg("arguments"), py::arg("sizes_vary") = false,
-             py::arg("needs_a") = false, py::arg("needs_b") = false, py::arg("needs_bias") = false);
-  module.def("det_gemm_backward", backward, py::arg("arguments"), py::arg("needs_a"),
+  module.def("det_gemm_forward", det_gemm_forward, py::arg("arguments"),
+             py::arg("sizes_vary") = false, py::arg("needs_a") = false, py::arg("needs_b") = false,
+             py::arg("needs_bias") = false);
+  module.def("det_gemm_backward", det_gemm_backward, py::arg("arguments"), py::arg("needs_a"),
              py::arg("needs_b"), py::arg("needs_bias"), py::arg("transposes_b") = false,
              py::arg("sums_of_a") = false, py::arg("sums_of_b") = false);
   module.def("det_gemm_accumulate", accumulate, py::arg("arguments"));
-  module.def("det_gemm_explain", explain, py::arg("arguments"));
+  module.def("det_gemm_explain", det_gemm_explain, py::arg("arguments"));
 }
 
 }  // namespace rlk::bind

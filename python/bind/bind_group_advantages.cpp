@@ -7,7 +7,7 @@
 namespace rlk::bind {
 namespace {
 
-py::object forward(const py::dict& arguments) {
+py::object group_advantages_forward(const py::dict& arguments) {
   GroupAdvantagesCall call;
   const BoundArguments bound = bind_call(templates::group_advantages_op, arguments, call);
   templates::group_advantages_op.check(call);
@@ -18,7 +18,7 @@ py::object forward(const py::dict& arguments) {
   return advantages.object;
 }
 
-py::tuple explain(const py::dict& arguments) {
+py::tuple group_advantages_explain(const py::dict& arguments) {
   GroupAdvantagesCall call;
   const BoundArguments bound = bind_call(templates::group_advantages_op, arguments, call);
   return explain_call(call);
@@ -27,8 +27,8 @@ py::tuple explain(const py::dict& arguments) {
 }  // namespace
 
 void bind_group_advantages(py::module_& module) {
-  module.def("group_advantages", forward);
-  module.def("group_advantages_explain", explain);
+  module.def("group_advantages", group_advantages_forward);
+  module.def("group_advantages_explain", group_advantages_explain);
 }
 
 }  // namespace rlk::bind

@@ -20,11 +20,11 @@ bool fits(py::handle logits) {
 }
 
 // The call of logp's arguments, with what keeps its tensors alive.
-struct Bound {
+struct BoundLoss {
   GrpoLossCall call;
   BoundArguments arguments;
 
-  explicit Bound(const py::dict& given)
+  explicit BoundLoss(const py::dict& given)
       : arguments(bind_call(templates::grpo_loss_op, given, call)) {
     call.pass = jit::Pass::bwd;
     call.is_differentiated = true;
@@ -34,9 +34,9 @@ struct Bound {
 
 // (log_probs, row_max, row_log_sum, gradient of the logits). The tensors of ppo_loss are dense, as
 // GrpoLossCall has them; of log_probs the shape alone is read.
-py::tuple forward(const py::dict& arguments, const py::dict& loss_arguments,
-                  const LossOptions& options) {
-  Bound bound(arguments);
+py::tuple grpo_loss_forward(const py::dict& arguments, const py::dict& loss_arguments,
+                            const LossOptions& options) {
+  BoundLoss bound(arguments);
   GrpoLossCall& call = bound.call;
   PpoLossCall& loss = call.loss;
   BoundArguments of_loss = bind_call(templates::ppo_loss_op, loss_arguments, loss);
@@ -66,14 +66,16 @@ py::tuple forward(const py::dict& arguments, const py::dict& loss_arguments,
   return py::make_tuple(outputs[0].object, outputs[1].object, outputs[2].object, outputs[3].object);
 }
 
-py::tuple explain(const py::dict& arguments) { return explain_call(Bound(arguments).call); }
+py::tuple grpo_loss_explain(const py::dict& arguments) {
+  return explain_call(BoundLoss(arguments).call);
+}
 
 }  // namespace
 
 void bind_grpo_loss(py::module_& module) {
   module.def("grpo_loss_fits", fits);
-  module.def("grpo_loss_forward", forward);
-  module.def("grpo_loss_explain", explain);
+  module.def("grpo_loss_forward", grpo_loss_forward);
+  module.def("grpo_loss_explain", grpo_loss_explain);
 }
 
 }  // namespace rlk::bind

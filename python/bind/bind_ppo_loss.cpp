@@ -47,8 +47,8 @@ struct Forward {
 };
 
 // (loss, counts, float_metrics, exact, grad, grad_entropy); the last two None where not asked for.
-py::tuple forward(const py::dict& arguments, const LossOptions& options, bool needs_grad,
-                  bool needs_entropy) {
+py::tuple ppo_loss_forward(const py::dict& arguments, const LossOptions& options, bool needs_grad,
+                           bool needs_entropy) {
   Forward forward(arguments, options);
   forward.make_results();
   forward.make_gradients(needs_grad, needs_entropy);
@@ -92,7 +92,7 @@ py::tuple total(const py::dict& arguments, const LossOptions& options, bool need
 }
 
 // As forward, without gradients.
-py::tuple join(const py::dict& arguments, const LossOptions& options) {
+py::tuple ppo_loss_join(const py::dict& arguments, const LossOptions& options) {
   Step step(arguments, options);
   step.make_results();
   return step.run();
@@ -100,7 +100,7 @@ py::tuple join(const py::dict& arguments, const LossOptions& options) {
 
 // upstream * saved, in the dtype of `log_probs` where that is given. Written over `saved` where
 // asked for and the dtypes are one.
-py::object backward(const py::dict& arguments, bool in_place) {
+py::object ppo_loss_backward(const py::dict& arguments, bool in_place) {
   PpoLossCall call;
   call.pass = jit::Pass::bwd;
   const BoundArguments bound =
@@ -120,7 +120,7 @@ py::object backward(const py::dict& arguments, bool in_place) {
   return gradient.object;
 }
 
-py::tuple explain(const py::dict& arguments, const LossOptions& options) {
+py::tuple ppo_loss_explain(const py::dict& arguments, const LossOptions& options) {
   PpoLossCall call;
   const BoundArguments bound = bind_call(templates::ppo_loss_op, arguments, call);
   static_cast<LossOptions&>(call) = options;
@@ -130,13 +130,14 @@ py::tuple explain(const py::dict& arguments, const LossOptions& options) {
 }  // namespace
 
 void bind_ppo_loss(py::module_& module) {
-  module.def("ppo_loss_forward", forward);
+  module.def("ppo_loss_forward", ppo_loss_forward);
   module.def("ppo_loss_count", count);
   module.def("ppo_loss_slope", slope);
   module.def("ppo_loss_total", total);
-  module.def("ppo_loss_join", join);
-  module.def("ppo_loss_backward", backward, py::arg("arguments"), py::arg("in_place") = false);
-  module.def("ppo_loss_explain", explain);
+  module.def("ppo_loss_join", ppo_loss_join);
+  module.def("ppo_loss_backward", ppo_loss_backward, py::arg("arguments"),
+             py::arg("in_place") = false);
+  module.def("ppo_loss_explain", ppo_loss_explain);
 }
 
 }  // namespace rlk::bind

@@ -10,7 +10,8 @@ namespace rlk::bind {
 namespace {
 
 // (ratio, kl, ratio_slope, kl_slope); the last two None unless asked for.
-py::tuple forward(const py::dict& arguments, const LossOptions& estimator, bool needs_slopes) {
+py::tuple ratio_kl_forward(const py::dict& arguments, const LossOptions& estimator,
+                           bool needs_slopes) {
   RatioKlCall call;
   const BoundArguments bound = bind_call(templates::ratio_kl_op, arguments, call);
   static_cast<LossOptions&>(call) = estimator;
@@ -27,7 +28,7 @@ py::tuple forward(const py::dict& arguments, const LossOptions& estimator, bool 
 }
 
 // The gradient of log_prob.
-py::object backward(const py::dict& arguments) {
+py::object ratio_kl_backward(const py::dict& arguments) {
   RatioKlCall call;
   call.pass = jit::Pass::bwd;
   const BoundArguments bound =
@@ -43,8 +44,8 @@ py::object backward(const py::dict& arguments) {
 }  // namespace
 
 void bind_ratio_kl(py::module_& module) {
-  module.def("ratio_kl_forward", forward);
-  module.def("ratio_kl_backward", backward);
+  module.def("ratio_kl_forward", ratio_kl_forward);
+  module.def("ratio_kl_backward", ratio_kl_backward);
 }
 
 }  // namespace rlk::bind

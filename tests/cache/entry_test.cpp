@@ -16,7 +16,7 @@ std::vector<std::byte> payload_of(std::string_view text) {
   return {bytes.begin(), bytes.end()};
 }
 
-Entry sample() { return {"the key", R"({"name":"k"})", payload_of("payload bytes")}; }
+Entry sample_entry() { return {"the key", R"({"name":"k"})", payload_of("payload bytes")}; }
 
 Decoded<Entry> decode(std::string_view bytes) {
   return decode_entry(std::as_bytes(std::span(bytes)));
@@ -27,7 +27,7 @@ void set_u64(std::string& bytes, std::size_t at, std::uint64_t value) {
 }
 
 TEST(Entry, ComesBackWhole) {
-  EXPECT_EQ(decode(encode_entry(sample())).value, sample());
+  EXPECT_EQ(decode(encode_entry(sample_entry())).value, sample_entry());
   EXPECT_EQ(decode(encode_entry(Entry{})).value, Entry{});
   const Entry large{std::string(1000, 'k'), std::string(100000, 'm'),
                     std::vector<std::byte>(3 << 20, std::byte{7})};
@@ -49,7 +49,7 @@ TEST(Entry, BytesAreFrozen) {
 }
 
 TEST(Entry, TruncatedAtAnyLengthIsDamage) {
-  const std::string bytes = encode_entry(sample());
+  const std::string bytes = encode_entry(sample_entry());
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     const auto decoded = decode(std::string_view(bytes).substr(0, size));
     EXPECT_FALSE(decoded.value) << size;
@@ -58,7 +58,7 @@ TEST(Entry, TruncatedAtAnyLengthIsDamage) {
 }
 
 TEST(Entry, AnyFlippedBitIsDamage) {
-  const std::string bytes = encode_entry(sample());
+  const std::string bytes = encode_entry(sample_entry());
   for (std::size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
     std::string flipped = bytes;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
@@ -69,12 +69,12 @@ TEST(Entry, AnyFlippedBitIsDamage) {
 }
 
 TEST(Entry, BytesAfterTheEndAreDamage) {
-  EXPECT_FALSE(decode(encode_entry(sample()) + '\0').value);
-  EXPECT_FALSE(decode(encode_entry(sample()) + encode_entry(sample())).value);
+  EXPECT_FALSE(decode(encode_entry(sample_entry()) + '\0').value);
+  EXPECT_FALSE(decode(encode_entry(sample_entry()) + encode_entry(sample_entry())).value);
 }
 
 TEST(Entry, SaysWhatIsWrong) {
-  const std::string good = encode_entry(sample());
+  const std::string good = encode_entry(sample_entry());
   EXPECT_EQ(decode("").problem, "expected at least 32 bytes, got 0");
   EXPECT_EQ(decode(std::string(100, 'x')).problem, "not an rlk cache entry (wrong magic)");
   std::string version = good;
@@ -87,7 +87,7 @@ TEST(Entry, SaysWhatIsWrong) {
 
 // Sizes whose sum wraps round to the file's size must not be believed.
 TEST(Entry, HugeSizesAreDamage) {
-  const std::string good = encode_entry(sample());
+  const std::string good = encode_entry(sample_entry());
   for (const std::uint64_t size : {~std::uint64_t{0}, std::uint64_t{1} << 63, max_payload_bytes,
                                    max_payload_bytes + 1, std::uint64_t{1} << 40}) {
     for (const std::size_t at : {std::size_t{16}, std::size_t{24}}) {
@@ -104,7 +104,7 @@ TEST(Entry, HugeSizesAreDamage) {
 
 TEST(Entry, GarbageIsSafe) {
   std::mt19937 random(2);
-  const std::string good = encode_entry(sample());
+  const std::string good = encode_entry(sample_entry());
   for (int i = 0; i < 20000; ++i) {
     std::string bytes = good.substr(0, random() % 2 == 0 ? 12 : 32);
     bytes.resize(random() % 200, '\0');
@@ -116,7 +116,7 @@ TEST(Entry, GarbageIsSafe) {
 }
 
 TEST(Entry, SizesAreReadFromTheHeadAlone) {
-  const std::string bytes = encode_entry(sample());
+  const std::string bytes = encode_entry(sample_entry());
   const auto head = std::as_bytes(std::span(bytes)).first(entry_head_bytes);
   EXPECT_EQ(decode_sizes(head, bytes.size()).value, (EntrySizes{7, 12, 13}));
   EXPECT_FALSE(decode_sizes(head, bytes.size() - 1).value);

@@ -8,7 +8,7 @@
 namespace rlk::cache {
 namespace {
 
-Key sample() {
+Key sample_key() {
   return KeyBuilder()
       .field("op", "linear_logp")
       .field("text", "linear_logp.fwd[V=128256 D=4096]")
@@ -19,12 +19,12 @@ Key sample() {
 TEST(Key, DecodesToItsFieldsInOrder) {
   const std::vector<KeyField> expected = {
       {"op", "linear_logp"}, {"text", "linear_logp.fwd[V=128256 D=4096]"}, {"options", ""}};
-  EXPECT_EQ(decode_key(sample().bytes), expected);
+  EXPECT_EQ(decode_key(sample_key().bytes), expected);
 }
 
 TEST(Key, DigestIsXxh128InHex) {
   EXPECT_EQ(Key{}.digest(), "99aa06d3014798d86001c324468d497f");  // published: XXH3-128 of ""
-  EXPECT_EQ(sample().digest(), sample().digest());
+  EXPECT_EQ(sample_key().digest(), sample_key().digest());
 }
 
 // The digest names files on disk: another one would lose every cache.
@@ -67,7 +67,7 @@ TEST(Key, BytesOfAnyValueSurvive) {
 }
 
 TEST(Key, CutShortDecodesToNothingOrToFewerWholeFields) {
-  const std::string bytes = sample().bytes;
+  const std::string bytes = sample_key().bytes;
   const auto whole = *decode_key(bytes);
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     const auto fields = decode_key(std::string_view(bytes).substr(0, size));

@@ -11,14 +11,14 @@ namespace {
 
 using All = std::vector<Usage>;
 
-const std::string kernel = "toy.fwd[x=bf16 V=10]@sm_90a";
+const std::string k_kernel = "toy.fwd[x=bf16 V=10]@sm_90a";
 
 TEST(Usage, ALineIsReadAsItWasWritten) {
   for (const auto event :
        {UsageEvent::hit, UsageEvent::compiled, UsageEvent::failed, UsageEvent::fallback}) {
-    const Usage usage{event, kernel, 3, 187, 1764313411};
+    const Usage usage{event, k_kernel, 3, 187, 1764313411};
     EXPECT_EQ(usage_line(usage),
-              "1 " + std::string(name(event)) + " 3 187 1764313411 " + kernel + '\n');
+              "1 " + std::string(name(event)) + " 3 187 1764313411 " + k_kernel + '\n');
     EXPECT_EQ(sum_usage(usage_line(usage)), All{usage});
   }
 }

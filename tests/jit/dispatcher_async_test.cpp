@@ -12,9 +12,6 @@ using namespace std::chrono_literals;
 using test::fake_call;
 using test::fake_cuda_call;
 
-constexpr auto k_specialized = "linear_logp.fwd[size=7]@sm_90a";
-constexpr auto k_generic = "linear_logp.fwd[ generic]@sm_90a";
-
 class DispatcherAsyncTest : public DispatcherCudaTest {
  protected:
   std::unique_ptr<Dispatcher> make_async() {

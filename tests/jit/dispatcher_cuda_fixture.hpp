@@ -17,6 +17,10 @@
 
 namespace rlk::jit {
 
+// Kernels of the fake toolchain.
+inline constexpr auto k_specialized = "linear_logp.fwd[size=7]@sm_90a";
+inline constexpr auto k_generic = "linear_logp.fwd[ generic]@sm_90a";
+
 class DispatcherCudaTest : public ::testing::Test {
  protected:
   DispatcherCudaTest() { loader_->targets = {Target::sm_90a, Target::sm_90a, Target::sm_80}; }

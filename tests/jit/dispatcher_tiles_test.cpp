@@ -45,8 +45,6 @@ class DispatcherTilesTest : public DispatcherCudaTest {
   }
 };
 
-constexpr auto k_generic = "linear_logp.fwd[ generic]@sm_90a";
-
 TEST_F(DispatcherTilesTest, WithoutAChoiceTheOpChooses) {
   EXPECT_EQ(run(*make()), name("a"));
   EXPECT_EQ(log_.text(), "");

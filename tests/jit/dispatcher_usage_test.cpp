@@ -11,9 +11,6 @@ namespace {
 using namespace std::chrono_literals;
 using test::fake_cuda_call;
 
-constexpr auto k_specialized = "linear_logp.fwd[size=7]@sm_90a";
-constexpr auto k_generic = "linear_logp.fwd[ generic]@sm_90a";
-
 class TimedCompiler final : public test::FakeCompiler {
  public:
   CompiledCode compile(const CompileRequest& request) override {

@@ -12,8 +12,8 @@
 namespace rlk::cli {
 namespace {
 
-const std::string cuda_name = "linear_logp.fwd[x=bf16 V=10 D=20]@sm_90a";
-const std::string cpu_name = "linear_logp.bwd[x=f32 V=10 D=20]@x86-64-v2";
+const std::string k_cuda_name = "linear_logp.fwd[x=bf16 V=10 D=20]@sm_90a";
+const std::string k_cpu_name = "linear_logp.bwd[x=f32 V=10 D=20]@x86-64-v2";
 
 class ShowCodeTest : public CliTest {
  protected:
@@ -39,11 +39,12 @@ class ShowCodeTest : public CliTest {
 };
 
 TEST_F(ShowCodeTest, TheSourceOfCudaIsWhatNvrtcIsGiven) {
-  const auto request = jit::compile_request(jit::parse_specialization(cuda_name, templates::ops()));
-  const Ran ran = run({"show", cuda_name, "--source"});
+  const auto request =
+      jit::compile_request(jit::parse_specialization(k_cuda_name, templates::ops()));
+  const Ran ran = run({"show", k_cuda_name, "--source"});
   EXPECT_EQ(ran.code, 0) << ran.err;
   const auto lines = lines_of(ran.out);
-  EXPECT_EQ(lines[0], "// " + cuda_name);
+  EXPECT_EQ(lines[0], "// " + k_cuda_name);
   EXPECT_TRUE(lines[1].starts_with("// template, SHA-256: ")) << lines[1];
   EXPECT_TRUE(lines[2].starts_with("// options: --gpu-architecture=sm_90a -std=c++20 "));
   EXPECT_TRUE(lines[2].find("-DRLK_BACKWARD=0") != std::string::npos) << lines[2];
@@ -53,7 +54,7 @@ TEST_F(ShowCodeTest, TheSourceOfCudaIsWhatNvrtcIsGiven) {
 
 TEST_F(ShowCodeTest, TheSourceOfTheCpuIsItsConstantsAndWhereItsTextLies) {
   RLK_NEEDS_CPU_TEMPLATES();
-  const Ran ran = run({"show", "--source", cpu_name});
+  const Ran ran = run({"show", "--source", k_cpu_name});
   EXPECT_EQ(ran.code, 0) << ran.err;
   for (const char* part : {"templates/linear_logp/kernel_cpu.cpp", "LLVM bitcode",
                            "extern const long long kV = 10;\n", "x86-64-v2"}) {
@@ -64,11 +65,11 @@ TEST_F(ShowCodeTest, TheSourceOfTheCpuIsItsConstantsAndWhereItsTextLies) {
 // An entry of an older rlk: what is shown is not what it was made from.
 TEST_F(ShowCodeTest, AnEntryOfAnotherTemplateIsTold) {
   const auto key = cache::KeyBuilder().field("op", "toy").field("template", "0ld").finish();
-  const nlohmann::json metadata = {{"name", cuda_name}};
+  const nlohmann::json metadata = {{"name", k_cuda_name}};
   cache::DiskStore({.read_write = folder_}).put({key.bytes, metadata.dump(), {}}, compiler);
   const std::string told = "// The entry was made from another one: 0ld\n";
   EXPECT_NE(run({"show", key.digest(), "--source"}).out.find(told), std::string::npos);
-  EXPECT_EQ(run({"show", cuda_name, "--source"}).out.find(told), std::string::npos);
+  EXPECT_EQ(run({"show", k_cuda_name, "--source"}).out.find(told), std::string::npos);
 }
 
 TEST_F(ShowCodeTest, AWrongNameIsToldWithThePartThatIsWrong) {

@@ -5,34 +5,35 @@
 namespace rlk::cli {
 namespace {
 
-const std::string name = "toy.fwd[V=10]@x86-64-v3";
+const std::string k_name_shown = "toy.fwd[V=10]@x86-64-v3";
 
 TEST_F(CliTest, ShowTellsAllOfAKernelByItsName) {
-  const std::string file = put(folder_, name);
-  const Ran ran = run({"show", name});
+  const std::string file = put(folder_, k_name_shown);
+  const Ran ran = run({"show", k_name_shown});
   EXPECT_EQ(ran.code, 0) << ran.err;
   for (const std::string& part :
-       {name, file, std::string("sound"), std::string(R"({"kV":4711,"name":"inner"})"),
-        std::string("specialization  toy.fwd[V=10]"), std::string("compile_ms"), digest_of(name)}) {
+       {k_name_shown, file, std::string("sound"), std::string(R"({"kV":4711,"name":"inner"})"),
+        std::string("specialization  toy.fwd[V=10]"), std::string("compile_ms"),
+        digest_of(k_name_shown)}) {
     EXPECT_NE(ran.out.find(part), std::string::npos) << part << '\n' << ran.out;
   }
 }
 
 TEST_F(CliTest, ShowFindsByTheFrontOfTheKeyOrAPartOfTheName) {
-  put(folder_, name);
+  put(folder_, k_name_shown);
   put(folder_, "other");
-  EXPECT_EQ(run({"show", digest_of(name).substr(0, 8)}).code, 0);
-  EXPECT_EQ(run({"show", digest_of(name)}).code, 0);
-  EXPECT_EQ(run({"show", digest_of(name) + '.' + compiler}).code, 0);
+  EXPECT_EQ(run({"show", digest_of(k_name_shown).substr(0, 8)}).code, 0);
+  EXPECT_EQ(run({"show", digest_of(k_name_shown)}).code, 0);
+  EXPECT_EQ(run({"show", digest_of(k_name_shown) + '.' + compiler}).code, 0);
   EXPECT_EQ(run({"show", "fwd[V=10"}).code, 0);
 }
 
 TEST_F(CliTest, ShowAsJsonHasMetadataAndDecodedKey) {
-  put(folder_, name);
-  const auto shown = run_json({"show", name});
+  put(folder_, k_name_shown);
+  const auto shown = run_json({"show", k_name_shown});
   EXPECT_EQ(shown["metadata"]["constants"]["kV"], 4711);
   EXPECT_EQ(shown["key_fields"][0]["tag"], "op");
-  EXPECT_EQ(shown["key_fields"][1]["value"], name);
+  EXPECT_EQ(shown["key_fields"][1]["value"], k_name_shown);
   EXPECT_EQ(shown["payload_bytes"], 5000);
   EXPECT_TRUE(shown["problem"].is_null());
 }
@@ -90,9 +91,9 @@ TEST_F(CliTest, ShowTellsTheDriverThatACudaKernelNeeds) {
     const std::string file = digest_of(kernel) + '.' + made_by;
     EXPECT_EQ(run_json({"show", file})["driver_needed"], cuda) << target << ' ' << made_by;
   }
-  put(folder_, name);
-  EXPECT_TRUE(run_json({"show", name})["driver_needed"].is_null());
-  EXPECT_EQ(run({"show", name}).out.find("driver"), std::string::npos);
+  put(folder_, k_name_shown);
+  EXPECT_TRUE(run_json({"show", k_name_shown})["driver_needed"].is_null());
+  EXPECT_EQ(run({"show", k_name_shown}).out.find("driver"), std::string::npos);
 }
 
 TEST_F(CliTest, AnExactNameWinsOverLongerOnes) {
@@ -114,19 +115,19 @@ TEST_F(CliTest, SeveralMatchesAreListed) {
 }
 
 TEST_F(CliTest, OneKeyOfTwoCompilersIsToldApartByTheCompiler) {
-  put(folder_, name, "llvm-19");
-  put(folder_, name, "llvm-20");
-  EXPECT_EQ(run({"show", name}).code, 1);
-  EXPECT_EQ(run({"show", digest_of(name)}).code, 1);
-  EXPECT_EQ(run({"show", digest_of(name) + ".llvm-20"}).code, 0);
+  put(folder_, k_name_shown, "llvm-19");
+  put(folder_, k_name_shown, "llvm-20");
+  EXPECT_EQ(run({"show", k_name_shown}).code, 1);
+  EXPECT_EQ(run({"show", digest_of(k_name_shown)}).code, 1);
+  EXPECT_EQ(run({"show", digest_of(k_name_shown) + ".llvm-20"}).code, 0);
 }
 
 // A key of two compilers can not be told apart by more of it.
 TEST_F(CliTest, CandidatesAreShownAsWhatNamesThem) {
-  const std::string older = put(folder_, name, "llvm-2");
-  put(folder_, name, "llvm-20");
-  const std::string word = digest_of(name) + ".llvm-2";  // the front of the other, too
-  const Ran ran = run({"path", name});
+  const std::string older = put(folder_, k_name_shown, "llvm-2");
+  put(folder_, k_name_shown, "llvm-20");
+  const std::string word = digest_of(k_name_shown) + ".llvm-2";  // the front of the other, too
+  const Ran ran = run({"path", k_name_shown});
   EXPECT_NE(ran.err.find("KEY.COMPILER"), std::string::npos) << ran.err;
   EXPECT_NE(ran.err.find(word + "   toy.fwd"), std::string::npos) << ran.err;
   EXPECT_NE(ran.err.find(word + "0  toy.fwd"), std::string::npos) << ran.err;
@@ -136,44 +137,44 @@ TEST_F(CliTest, CandidatesAreShownAsWhatNamesThem) {
   }
   EXPECT_EQ(run({"remove", older}).code, 0);
   EXPECT_FALSE(std::filesystem::exists(older));
-  EXPECT_EQ(run({"show", name}).code, 0) << "the other is there";
+  EXPECT_EQ(run({"show", k_name_shown}).code, 0) << "the other is there";
 }
 
 TEST_F(CliTest, APathNamesTheEntryOfItsLayer) {
-  put(folder_, name);
-  const std::string below = put(builtin_, name);
+  put(folder_, k_name_shown);
+  const std::string below = put(builtin_, k_name_shown);
   EXPECT_EQ(run({"path", below}).out, below + '\n');
   EXPECT_EQ(run({"path", temp_ / "elsewhere.rlk"}).code, 1);
 }
 
 TEST_F(CliTest, AnUpperLayerHidesTheSameEntryBelow) {
-  const std::string file = put(folder_, name);
-  put(builtin_, name);
-  EXPECT_EQ(run({"path", name}).out, file + '\n');
+  const std::string file = put(folder_, k_name_shown);
+  put(builtin_, k_name_shown);
+  EXPECT_EQ(run({"path", k_name_shown}).out, file + '\n');
 }
 
 TEST_F(CliTest, NoMatchIsAnError) {
-  put(folder_, name);
+  put(folder_, k_name_shown);
   const Ran ran = run({"show", "nothing"});
   EXPECT_EQ(ran.code, 1);
   EXPECT_NE(ran.err.find("\"nothing\""), std::string::npos);
 }
 
 TEST_F(CliTest, ShowVerifiesTheChecksum) {
-  const std::string file = put(folder_, name);
+  const std::string file = put(folder_, k_name_shown);
   std::string bytes = test::read_file(file);
   bytes[bytes.size() - 100] ^= 1;
   test::write_file(file, bytes);
-  const Ran ran = run({"show", name});
+  const Ran ran = run({"show", k_name_shown});
   EXPECT_EQ(ran.code, 1);
   EXPECT_NE(ran.out.find("wrong checksum"), std::string::npos) << ran.out;
-  EXPECT_EQ(run_json({"show", name})["problem"], "wrong checksum");
+  EXPECT_EQ(run_json({"show", k_name_shown})["problem"], "wrong checksum");
 }
 
 TEST_F(CliTest, ShowTakesAGroupsEntryWhereTheCacheIsShared) {
   ::setenv("RLK_CACHE_SHARED", "group", 1);
   cache::DiskStore({.read_write = folder_, .sharing = cache::Sharing::group})
-      .put({key_of(name).bytes, R"({"name":"toy"})", {}}, compiler);
+      .put({key_of(k_name_shown).bytes, R"({"name":"toy"})", {}}, compiler);
   const Ran ran = run({"show", "toy"});
   ::unsetenv("RLK_CACHE_SHARED");
   EXPECT_EQ(ran.code, 0) << ran.out;
@@ -181,19 +182,19 @@ TEST_F(CliTest, ShowTakesAGroupsEntryWhereTheCacheIsShared) {
 }
 
 TEST_F(CliTest, ShowOfDamageSaysWhatIsWrong) {
-  test::write_file(put(folder_, name), "damage");
-  const Ran ran = run({"show", digest_of(name)});
+  test::write_file(put(folder_, k_name_shown), "damage");
+  const Ran ran = run({"show", digest_of(k_name_shown)});
   EXPECT_EQ(ran.code, 1);
   EXPECT_NE(ran.out.find("expected at least 32 bytes"), std::string::npos) << ran.out;
 }
 
 TEST_F(CliTest, PathIsTheFolderOrAFile) {
   EXPECT_EQ(run({"path"}).out, folder_ + '\n');
-  const std::string file = put(folder_, name);
-  EXPECT_EQ(run({"path", name}).out, file + '\n');
+  const std::string file = put(folder_, k_name_shown);
+  EXPECT_EQ(run({"path", k_name_shown}).out, file + '\n');
   EXPECT_EQ(run({"path", "nothing"}).code, 1);
   EXPECT_EQ(run_json({"path"}), nlohmann::json({{"path", folder_}}));
-  EXPECT_EQ(run_json({"path", name}), nlohmann::json({{"path", file}}));
+  EXPECT_EQ(run_json({"path", k_name_shown}), nlohmann::json({{"path", file}}));
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace rlk::jit {
 namespace {
 
 // Two kernels with all that is counted: shared memory, a frame, and (with kSpills) spills.
-constexpr std::string_view k_source = R"(
+constexpr std::string_view k_source_of_targets = R"(
 __device__ inline float twice(float x) { return 2.0f * x; }
 
 extern "C" __global__ void rlk_toy_shared(float* out, int n) {
@@ -51,7 +51,7 @@ CompileRequest request(Target target, std::int64_t n, bool spills) {
   CompileRequest request;
   request.name = "toy";
   request.target = name(target);
-  request.source = std::as_bytes(std::span(k_source));
+  request.source = std::as_bytes(std::span(k_source_of_targets));
   request.constants = {{"kN", n}, {"kSpills", spills}};
   request.entries = {"rlk_toy_shared", "rlk_toy_frame"};
   request.options = nvrtc_options(target);

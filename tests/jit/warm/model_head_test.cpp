@@ -34,8 +34,8 @@ class ModelHeadTest : public ::testing::Test {
   int num_files_ = 0;
 };
 
-ModelShape with(ModelShape shape, std::optional<double> logit_scale,
-                std::optional<double> softcap = {}) {
+ModelShape with_options(ModelShape shape, std::optional<double> logit_scale,
+                        std::optional<double> softcap = {}) {
   if (logit_scale) shape.numbers["logit_scale"] = *logit_scale;
   if (softcap) shape.numbers["softcap"] = *softcap;
   return shape;
@@ -89,7 +89,7 @@ TEST_F(ModelHeadTest, RowsByOtherNames) {
             (ModelShape{42024, 1024}));
   EXPECT_EQ(read(R"({"model_type": "inkling_text", "hidden_size": 6144, "vocab_size": 201024,
                      "unpadded_vocab_size": 200058, "logits_mup_width_multiplier": 24})"),
-            with({200058, 6144}, 1.0 / 24));
+            with_options({200058, 6144}, 1.0 / 24));
   EXPECT_EQ(log_.text(), "");
   EXPECT_EQ(read(R"({"model_type": "new", "hidden_size": 8, "vocab_size": 9,
                      "extra_vocab_size": 3})"),
@@ -127,7 +127,7 @@ TEST_F(ModelHeadTest, SizesThatAClassSets) {
 
 TEST_F(ModelHeadTest, Caps) {
   const std::string sizes = R"("hidden_size": 64, "vocab_size": 70)";
-  const ModelShape capped = with({70, 64}, {}, 30);
+  const ModelShape capped = with_options({70, 64}, {}, 30);
   for (const char* name :
        {"logits_soft_cap", "final_logit_softcapping", "final_logits_soft_cap",
         "output_logit_soft_cap", "logit_softcap", "logits_softcapping", "lm_head_soft_cap"}) {
@@ -149,17 +149,17 @@ TEST_F(ModelHeadTest, CapsThatAClassSets) {
                 "}");
   };
   for (const char* type : {"gemma2", "gemma3n", "gemma3n_text", "recurrent_gemma", "vaultgemma"}) {
-    EXPECT_EQ(capped(type), with({70, 64}, {}, 30)) << type;
+    EXPECT_EQ(capped(type), with_options({70, 64}, {}, 30)) << type;
     EXPECT_TRUE(says("=30", type)) << log_.text();
   }
-  EXPECT_EQ(capped("nanochat"), with({70, 64}, {}, 15));
+  EXPECT_EQ(capped("nanochat"), with_options({70, 64}, {}, 15));
   EXPECT_EQ(capped("gemma3_text"), (ModelShape{70, 64}));
   EXPECT_EQ(capped("gemma2", R"(, "final_logit_softcapping": null)"), (ModelShape{70, 64}));
-  EXPECT_EQ(capped("gemma2", R"(, "final_logit_softcapping": 20)"), with({70, 64}, {}, 20));
+  EXPECT_EQ(capped("gemma2", R"(, "final_logit_softcapping": 20)"), with_options({70, 64}, {}, 20));
   EXPECT_EQ(log_.text(), "");
   EXPECT_EQ(read(R"({"model_type": "gemma3n", "text_config": {"model_type": "gemma3n_text",
                      "hidden_size": 3072, "vocab_size": 262400}})"),
-            with({262400, 3072}, {}, 30));
+            with_options({262400, 3072}, {}, 30));
 }
 
 TEST_F(ModelHeadTest, Scales) {

@@ -10,8 +10,6 @@ namespace {
 
 using LaunchCudaBackwardTest = LaunchCudaTest;
 
-constexpr auto k_bwd = jit::Pass::bwd;
-
 TEST_F(LaunchCudaBackwardTest, EverythingReachesTheSteps) {
   const auto all = run({.pass = k_bwd, .has_bias = true, .needs_bias = true});
   ASSERT_EQ(names(), "rows pack grads dz dh join dw db");

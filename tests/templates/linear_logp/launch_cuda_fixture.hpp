@@ -12,6 +12,8 @@
 
 namespace rlk::test {
 
+inline constexpr auto k_bwd = jit::Pass::bwd;
+
 // Sizes and options of a call; tensors are dense and aligned until a test alters them.
 struct CudaCase {
   Int64 rows = 1000, vocab = 1000, dim = 64;

@@ -11,8 +11,6 @@
 namespace rlk::test {
 namespace {
 
-constexpr auto k_bwd = jit::Pass::bwd;
-
 class LaunchCudaKeptTest : public LaunchCudaTest {
  protected:
   static CudaCase kept(int segments, CudaCase wanted) {
@@ -44,7 +42,7 @@ void expect_kept(const LinearLogpKept& kept, const LinearLogpCall& call, int seg
 }
 
 // The first steps of the waves, in launch order.
-std::vector<CudaStep> waves_of(const std::vector<CudaStep>& all) {
+std::vector<CudaStep> waves_and_turns_of(const std::vector<CudaStep>& all) {
   std::vector<CudaStep> waves;
   std::ranges::copy_if(all, std::back_inserter(waves), [](const CudaStep& step) {
     return step.name == "dz" || step.name == "turn";
@@ -163,7 +161,8 @@ TEST_F(LaunchCudaKeptTest, LaterWavesAreComputedIntoTheSameMemory) {
 
 TEST_F(LaunchCudaKeptTest, AVocabularyOfFewSegments) {
   for (const int segments : {4, 6}) {  // of 6
-    const auto waves = waves_of(run(in_place(segments, {.rows = 300, .vocab = 17, .dim = 8})));
+    const auto waves =
+        waves_and_turns_of(run(in_place(segments, {.rows = 300, .vocab = 17, .dim = 8})));
     ASSERT_EQ(waves.size(), segments == 6 ? 1u : 2u);
     EXPECT_EQ(waves[0].name, "turn");
     EXPECT_EQ(waves[0].args.wave.num_segments, segments);
@@ -181,7 +180,7 @@ TEST_F(LaunchCudaKeptTest, ABudgetOfFewerSegmentsThanAreKept) {
     wanted.budget_mib = 128;
     std::string all;
     int next = 0;
-    for (const CudaStep& step : waves_of(run(wanted))) {
+    for (const CudaStep& step : waves_and_turns_of(run(wanted))) {
       const LinearLogpWave& wave = step.args.wave;
       EXPECT_EQ(wave.first_segment, next);
       EXPECT_EQ(step.args.wave_is_kept, step.name == "turn" ? 1 : 0);
@@ -201,7 +200,7 @@ TEST_F(LaunchCudaKeptTest, ABudgetOfFewerSegmentsThanAreKept) {
 TEST_F(LaunchCudaKeptTest, PiecesOfASegmentThatIsKept) {
   CudaCase wanted = beside(4, {.rows = 4096, .vocab = 100'640, .dim = 64});
   wanted.budget_mib = 24;
-  const auto waves = waves_of(run(wanted));
+  const auto waves = waves_and_turns_of(run(wanted));
   ASSERT_EQ(waves.size(), 8u * 3);
   for (std::size_t i = 0; i < waves.size(); ++i) {
     const LinearLogpWave& wave = waves[i].args.wave;
@@ -247,7 +246,7 @@ TEST_F(LaunchCudaKeptTest, BlocksOfTurn) {
   for (const auto& each : cases) {
     SCOPED_TRACE(testing::Message() << each.rows << " x " << each.vocab);
     const auto wanted = in_place(each.segments, {.rows = each.rows, .vocab = each.vocab, .dim = 8});
-    const CudaStep turn = waves_of(run(wanted)).at(0);
+    const CudaStep turn = waves_and_turns_of(run(wanted)).at(0);
     EXPECT_EQ(turn.blocks, each.x);
     EXPECT_EQ(turn.blocks_y, each.y);
     EXPECT_EQ(turn.threads, 256u);
@@ -257,7 +256,7 @@ TEST_F(LaunchCudaKeptTest, BlocksOfTurn) {
 
 // One counter for each wave, those that are turned too.
 TEST_F(LaunchCudaKeptTest, WavesThatAreComputedHaveCounters) {
-  const auto waves = waves_of(run(in_place(4, k_large)));
+  const auto waves = waves_and_turns_of(run(in_place(4, k_large)));
   ASSERT_EQ(waves.size(), 2u);
   const unsigned* const first = waves[0].args.next_tile;
   const auto zeroed = std::ranges::find(fake_.memsets, reinterpret_cast<std::uint64_t>(first),

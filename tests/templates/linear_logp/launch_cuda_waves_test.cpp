@@ -13,7 +13,6 @@
 namespace rlk::test {
 namespace {
 
-constexpr auto k_bwd = jit::Pass::bwd;
 constexpr Int64 k_least_leaves = 24;  // of a wave that is beyond the budget
 
 class LaunchCudaWavesTest : public LaunchCudaTest {
