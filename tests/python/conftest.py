@@ -7,10 +7,10 @@ import tempfile
 import pytest
 
 # Before rlk reads its environment at the first call. Settings of the caller would change what runs;
-# RLK_TEST_ and RLK_CHECK_ are the tests' own.
+# RLK_TEST_, RLK_CHECK_ and RLK_LONG_TESTS are the tests' own.
 _cache = tempfile.TemporaryDirectory(prefix="rlk-tests-")
 for _name in list(os.environ):
-    if _name.startswith("RLK_") and not _name.startswith(("RLK_TEST_", "RLK_CHECK_")):
+    if _name.startswith("RLK_") and not _name.startswith(("RLK_TEST_", "RLK_CHECK_", "RLK_LONG_")):
         del os.environ[_name]
 if os.environ.get("RLK_TEST_ARCH"):  # forces a target, as compute_80
     os.environ["RLK_ARCH"] = os.environ["RLK_TEST_ARCH"]

@@ -81,7 +81,7 @@ def test_the_correct_reference_passes_the_suite(op: str) -> None:
 
 
 def test_no_false_alarm_on_random_cases() -> None:
-    report = rlk.check.run(candidate=broken.Reference(), random=2000 if LONG else 400)
+    report = rlk.check.run(candidate=broken.Reference(), random=2000 if LONG else 200)
     assert report.ok, "\n".join(map(line, report.failures()))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flag of the long runs: RLK_CHECK_LONG=1."""
+"""The flag of `./dev test --long`."""
 
 import os
 
-LONG = os.environ.get("RLK_CHECK_LONG", "0") != "0"
+LONG = "RLK_LONG_TESTS" in os.environ
