@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """rlk's own kernels on the CPU under the whole suite and random cases, generic and specialized.
 
-Torch's tensors meet the kernels that NumPy's arrays meet: all of their dtypes are of the long tests.
+Torch's tensors meet the kernels of NumPy's arrays: the long tests have all of their dtypes.
 """
 
 from __future__ import annotations
