@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .corpus import BOTH, Known, replaced
+from .known_bug import BOTH, Known, replaced
 
 VERL, TRL, LIGER = "verl-project/verl#", "huggingface/trl#", "linkedin/Liger-Kernel#"
 RLK, CCE = "RL-Align/RL-Kernel#", "apple/ml-cross-entropy#"

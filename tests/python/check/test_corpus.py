@@ -11,7 +11,8 @@ import pytest
 
 import rlk.check
 from rlk.check import Misuse, cli
-from rlk.check.corpus import Known, known_bugs
+from rlk.check.corpus import known_bugs
+from rlk.check.known_bug import Known
 from rlk.check.report import line
 from rlk.check.specs import SPECS
 
