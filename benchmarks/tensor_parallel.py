@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """linear_logp with the vocabulary over the GPUs of one host, beside one GPU and other ways.
 
-python benchmarks/tensor_parallel.py [--ranks 2 4] [--shape NxDxV ...] [--burst N]
+python benchmarks/tensor_parallel.py [--ranks 2 4] [--shape NxDxV ...] [--burst MS]
                                      [--profile] [--out FILE.json]
 
-A process a GPU, NCCL. All ranks begin together, their first calls queued, and a sample is a call,
-or --burst of them in a row, as long as that of the slowest rank. Samples of all candidates are
-taken in rounds, each in another order, and each sample follows calls of the same candidate that do
-not count, since a card's clock falls with what it has just done. One GPU's time is that of the
-slowest rank too, of calls with the whole weight that all ranks make for themselves at once: cards
-of a host differ. The bits of every rank are compared with a call of its own on the whole weight.
+A process a GPU, NCCL. A sample is calls in a row for --burst milliseconds, as long as those of the
+slowest rank; all ranks begin together, their first calls queued. As many calls that do not count
+come before, since a card's clock falls with what it has just done. Samples of all candidates are
+taken in rounds, each in another order. One GPU's time is that of the slowest rank too, of calls
+with the whole weight that all ranks make for themselves at once: cards of a host differ. The bits
+of every rank are compared with a call of its own on the whole weight.
 
 --profile: prints instead, by rank, times and kernels of forwards with the whole weight, with this
 rank's part alone and over ranks, with the time between kernels and the clock after the calls.
@@ -40,7 +40,7 @@ from torch.distributed.nn import functional as over_ranks
 from rlk import jit
 
 SHAPES = ("4096x4096x128256", "8192x4096x151936")
-FIRST, ROUNDS = 3, 9
+FIRST, ROUNDS, MOST_CALLS = 3, 7, 64
 
 Call = Callable[[], Any]
 
@@ -175,7 +175,14 @@ def same_bits(drawn: dict[str, Any], shard: slice) -> bool:
     return bool(all_good)
 
 
-def measure(shape: tuple[int, int, int], burst: int) -> list[dict[str, Any]]:
+def calls_of(call: Call, burst_ms: float) -> int:
+    """How many take so long, the same on every rank."""
+    call()
+    ms, _ = timing.burst(call, FIRST, held=True)
+    return min(max(round(burst_ms / timing.of_slowest(ms)), 1), MOST_CALLS)
+
+
+def measure(shape: tuple[int, int, int], burst_ms: float) -> list[dict[str, Any]]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     drawn = draw(*shape)
     rows = shape[2] // ranks
@@ -186,10 +193,10 @@ def measure(shape: tuple[int, int, int], burst: int) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, function in OVER_RANKS.items():
         calls |= passes(name, function, drawn["hidden"], drawn["weight"][shard].clone(), drawn)
+    in_a_row: dict[str, int] = {}
     for name, call in list(calls.items()):
         try:
-            for _ in range(FIRST):
-                call()
+            in_a_row[name] = calls_of(call, burst_ms)
             found[name] = {"extra_mib": extra_mib(call)}
         except Exception as error:  # a peer that cannot run; the same on every rank
             found[name] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
@@ -200,8 +207,8 @@ def measure(shape: tuple[int, int, int], burst: int) -> list[dict[str, Any]]:
     for _ in range(ROUNDS):
         order.shuffle(names)
         for name in names:
-            timing.burst(calls[name], burst, held=True)
-            ms, _ = timing.burst(calls[name], burst, held=True)
+            for _ in range(2):
+                ms, _ = timing.burst(calls[name], in_a_row[name], held=True)
             times[name].append(timing.of_slowest(ms))
     for name, taken in times.items():
         which = name.rsplit(", ", 1)[1]
@@ -251,7 +258,7 @@ def work(
     ranks: int,
     port: int,
     shapes: list[tuple[int, int, int]],
-    burst: int,
+    burst_ms: float,
     profiles: bool,
     out: str,
 ) -> None:
@@ -266,7 +273,7 @@ def work(
             if profiles:
                 profile(shape)
             else:
-                rows += measure(shape, burst)
+                rows += measure(shape, burst_ms)
             torch.cuda.empty_cache()
     except Exception:
         traceback.print_exc()
@@ -282,7 +289,7 @@ def main() -> int:
     add = parser.add_argument
     add("--ranks", nargs="+", type=int, default=[torch.cuda.device_count()])
     add("--shape", nargs="+", default=list(SHAPES), metavar="NxDxV")
-    add("--burst", type=int, default=1, metavar="N")
+    add("--burst", type=float, default=40.0, metavar="MS")
     add("--profile", action="store_true")
     add("--out", type=Path)
     asked = parser.parse_args()
