@@ -26,11 +26,13 @@ Table = Callable[[Iterable[str], Iterable[Iterable[str]]], str]
 
 
 class Checked:
-    """The candidates of a run in order, and their results."""
+    """The candidates of a run that gave a result, in order, and their results."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.candidates: dict[str, dict[str, Any]] = {
-            one["candidate"]: one for one in document["candidates"]
+            one["candidate"]: one
+            for one in document["candidates"]
+            if any(group["results"] for group in one["groups"].values())
         }
         self.environment: dict[str, Any] = document["environment"]
         self.packages: dict[str, str | None] = document["packages"]
@@ -85,7 +87,8 @@ def made(table: Table) -> dict[str, Callable[[], str]]:
     def of(rows: Callable[[Checked], tuple[list[str], list[list[str]]]]) -> Callable[[], str]:
         def write() -> str:
             found = run()
-            return NOT_RUN if found is None else table(*rows(found))
+            head, cells = ([], []) if found is None else rows(found)
+            return table(head, cells) if cells else NOT_RUN
 
         return write
 

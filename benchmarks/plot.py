@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a run as SVG: of `linear_logp.py --device cuda` time by N, time and memory at one shape, of
-`training_step.py` time of trunk and head, and memory.
+"""Draws a run of `linear_logp.py --device cuda` as SVG, time by N, time and memory at one shape, or
+runs of `training_step.py`, one a model, as a PNG.
 
 python benchmarks/plot.py benchmarks/results/linear_logp_h100.json docs
+python benchmarks/plot.py benchmarks/results/training_step_*_h200.json docs
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 
 PASSES = {"fwd": "forward", "fwd+bwd": "forward + backward"}
-STEP_PARTS = ("trunk_ms", "head_ms", "peak_gib")
 RLK = "rlk"
 COLOURS = {
     RLK: "#c1121f",
@@ -33,6 +33,11 @@ COLOURS = {
     "CCE, exact": "#9467bd",
     "CCE, filtered": "#c5b0d5",
     "verl": "#ff7f0e",
+}
+STEP_COLOURS = {
+    "torch eager": "#7f7f7f",
+    "torch.compile": COLOURS["torch.compile"],
+    "rlk linear_ppo_loss": COLOURS[RLK],
 }
 
 
@@ -96,32 +101,42 @@ def at_one_shape(run: dict[str, Any]) -> Any:
     return figure
 
 
-def training_step(run: dict[str, Any]) -> Any:
-    """Trunk and head of a GRPO step in one bar, and the most memory, one column a length."""
-    lengths = list(dict.fromkeys(row["tokens"] for row in run["runs"]))
-    names = list(dict.fromkeys(row["candidate"] for row in run["runs"]))
-    width = 2.0 + 3.6 * len(lengths)
-    figure, axes = pyplot.subplots(
-        2, len(lengths), figsize=(width, 5.2), layout="constrained", sharey=True, squeeze=False
+def training_step(runs: list[dict[str, Any]]) -> Any:
+    """A GRPO step by head, a group of bars a model: most tokens, time of head and loss, memory."""
+    tokens = max(row["tokens"] for row in runs[0]["runs"] if "ms" in row)
+    models = [run["model"] for run in runs]
+    names = [name for name in STEP_COLOURS if name in runs[0]["longest"]]
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
+
+    def draw(panel: Any, title: str, value: Callable[[dict[str, Any], str], float | None]) -> None:
+        for number, name in enumerate(names):
+            places = [place + (number - (len(names) - 1) / 2) * 0.27 for place in range(len(runs))]
+            found = [value(run, name) for run in runs]
+            heights = [height or 0 for height in found]
+            bars = panel.bar(places, heights, 0.25, color=STEP_COLOURS[name], label=name)
+            words = ["memory" if x is None else f"{x:,.{x < 100 and x % 1 > 0:d}f}" for x in found]
+            panel.bar_label(bars, words, padding=2, fontsize=7)
+        panel.set_xticks(range(len(models)), models)
+        panel.set_title(title, fontsize=10)
+        panel.spines[["top", "right"]].set_visible(False)
+
+    def of_row(key: str) -> Callable[[dict[str, Any], str], float | None]:
+        def value(run: dict[str, Any], name: str) -> float | None:
+            rows = (row for row in run["runs"] if row["tokens"] == tokens)
+            found: float | None = next(row for row in rows if row["candidate"] == name).get(key)
+            return found
+
+        return value
+
+    draw(axes[0], "most tokens of a step", lambda run, name: run["longest"][name])
+    draw(axes[1], f"head and loss of {tokens:,} tokens, ms", of_row("head_ms"))
+    draw(axes[2], f"memory of {tokens:,} tokens, GiB at most", of_row("peak_gib"))
+    axes[0].legend(fontsize=8)
+    memory = runs[0]["memory_gib"]
+    where = (
+        f"{runs[0]['environment'].get('card', 'no GPU')}, of which torch may take {memory:g} GiB"
     )
-    for column, tokens in enumerate(lengths):
-        rows = [row for row in run["runs"] if row["tokens"] == tokens]
-        upper, lower = axes[0][column], axes[1][column]
-        trunk, head, peak = ([row.get(key, 0.0) for row in rows] for key in STEP_PARTS)
-        upper.barh(names, trunk, color=COLOURS["torch eager, 16-bit"], label="trunk")
-        bars = upper.barh(names, head, left=trunk, color=COLOURS[RLK], label="head and loss")
-        words = [f"{row['ms']:.0f}" if "ms" in row else row["failed"][:24] for row in rows]
-        upper.bar_label(bars, words, padding=2, fontsize=8)
-        upper.set(xlabel="ms a step", title=f"{tokens} tokens")
-        bars = lower.barh(names, peak, color=COLOURS["torch eager, fp32 softmax"])
-        words = [f"{row['peak_gib']:.1f}" if "ms" in row else row["failed"][:24] for row in rows]
-        lower.bar_label(bars, words, padding=2, fontsize=8)
-        lower.set(xlabel="peak memory, GiB")
-        for panel in (upper, lower):
-            panel.margins(x=0.2)
-    axes[0][0].invert_yaxis()
-    axes[0][-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.suptitle(f"GRPO step, {run['model']}, {run['environment'].get('card', 'no GPU')}")
+    figure.suptitle(f"GRPO step, {where}", fontsize=11)
     return figure
 
 
@@ -129,30 +144,35 @@ def card(run: dict[str, Any]) -> str:
     return str(run["parts"].get("card", {}).get("card", "no GPU"))
 
 
-def drawings(run: dict[str, Any]) -> dict[str, Callable[[dict[str, Any]], Any]]:
+def drawings(runs: list[dict[str, Any]]) -> dict[str, Callable[[], Any]]:
     """By the name of the file."""
-    if run["benchmark"] == "training_step":
-        return {f"training_step_{run['model'].lower()}": training_step}
-    return {"linear_logp_cuda_by_rows": by_rows, "linear_logp_cuda_at_one_shape": at_one_shape}
+    if runs[0]["benchmark"] == "training_step":
+        return {"training_step.png": lambda: training_step(runs)}
+    (run,) = runs
+    return {
+        "linear_logp_cuda_by_rows.svg": lambda: by_rows(run),
+        "linear_logp_cuda_at_one_shape.svg": lambda: at_one_shape(run),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path, help="the JSON of a run")
-    parser.add_argument("folder", type=Path, help="where the SVG files go")
+    parser.add_argument("run", type=Path, nargs="+", help="the JSON of a run")
+    parser.add_argument("folder", type=Path, help="where the pictures go")
     options = parser.parse_args()
-    run = json.loads(options.run.read_text(encoding="utf-8"))
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in options.run]
     # Text as text, and the same bytes for the same run.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "rlk"})
-    for name, draw in drawings(run).items():
-        figure = draw(run)
+    for name, draw in drawings(runs).items():
+        figure = draw()
         if figure is None:
             print(f"{name}: not drawn: the run lacks that part", file=sys.stderr)
             continue
-        file = options.folder / f"{name}.svg"
-        figure.savefig(file, metadata={"Date": None})
+        file = options.folder / name
+        options_of_kind = {"metadata": {"Date": None}} if file.suffix == ".svg" else {"dpi": 110}
+        figure.savefig(file, **options_of_kind)
         print(f"written: {file}", file=sys.stderr)
 
 

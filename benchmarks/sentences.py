@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kept import MAIN, PEERS, Runs, Shape, ratio, read
+from kept import GPU, MAIN, Runs, Shape, ratio, read
 
 
 def span(values: Iterable[float], digits: int = 2) -> str:
@@ -18,20 +18,20 @@ def span(values: Iterable[float], digits: int = 2) -> str:
 
 def readme_words() -> list[str]:
     """What the README's sentences say of the runs."""
-    h100, h200 = Runs("forward_h100", "forward"), Runs("forward_h200", "forward")
+    forward = Runs(GPU, "forward")
     half, more = [], []
-    for shape in h100.shapes():
-        plain = h100.of(shape, "rlk, no row ignored")["ratio"]
-        if masked := h100.get(shape, "rlk, half of the rows masked"):
+    for shape in forward.shapes():
+        plain = forward.of(shape, "rlk, no row ignored")["ratio"]
+        if masked := forward.get(shape, "rlk, half of the rows masked"):
             half.append(100 * (1 - masked["ratio"] / plain))
-        if entropy := h100.get(shape, "rlk, entropy and log-sum-exp"):
+        if entropy := forward.get(shape, "rlk, entropy and log-sum-exp"):
             more.append(100 * (entropy["ratio"] / plain - 1))
-    one_row = h200.of((1, 4096, 128256), "rlk, no row ignored")["ratio"]
-    others = [h200.of(s, "rlk, no row ignored")["ratio"] for s in h200.shapes() if s[0] > 1]
-    main = Runs("forward_h200", "main")
-    peers = [run for name in list(PEERS)[3:] if (run := main.get(MAIN, name, which="fwd"))]
+    one_row = forward.of((1, 4096, 128256), "rlk, no row ignored")["ratio"]
+    others = [forward.of(s, "rlk, no row ignored")["ratio"] for s in forward.shapes() if s[0] > 1]
+    h100 = Runs("forward_h100", "forward")
+    on_h100 = [h100.of(s, "rlk, no row ignored")["ratio"] for s in h100.shapes()]
 
-    few = Runs("backward_peers_h200", "backward_peers")
+    few = Runs(GPU, "backward_peers")
     of_256, of_64 = (
         [
             ratio(few.of((rows, 4096, 128256), name)["ratio"])
@@ -39,30 +39,28 @@ def readme_words() -> list[str]:
         ]
         for rows in (256, 64)
     )
-    assert of_256[1] == of_256[2]
-
     cold = read("cold_start_h200")
     (case,) = cold["cases"]
-    forward, both = (
+    alone, both = (
         [run["total_ms"] / 1000 for run in case["processes"][kind]] for kind in ("forward", "both")
     )
-    memory = h100.of(MAIN, "rlk, no row ignored")["extra_mib"]
+    memory = forward.of(MAIN, "rlk, no row ignored")["extra_mib"]
     return [
-        f"Entropy and log-sum-exp cost {max(more):.0f} % more.",
+        f"Entropy and log-sum-exp cost {span(more, 0)} % more.",
         f"saves {span(half, 0)} %.",
         f"takes {memory:.0f} MiB of memory at 4096 x 131072",
-        f"on an H200: {span(others)} g, one row {one_row:.2f} g.",
-        f"take {span(run['ratio'] for run in peers)} g for the forward",
-        f"256 rows take {of_256[0]} g on the H200 (`torch.compile` and bf16 eager {of_256[1]})",
-        f"64 rows {of_64[0]} ({of_64[1]} and {of_64[2]})",
+        f"All shapes take {span(others)} g, one row {one_row:.2f} g",
+        f"an H100 gave [{span(on_h100)}]",
+        f"256 rows take {of_256[0]} g (`torch.compile` {of_256[1]}, bf16 eager {of_256[2]})",
+        f"64 rows {of_64[0]} ({of_64[1]}, {of_64[2]})",
         f"leave {span(share for shape, share in of_half().items() if shape[0] >= 4096)} of the",
-        f"a forward took {span(forward)} s, forward and backward {span(both, 1)} s",
+        f"a forward took {span(alone)} s, forward and backward {span(both, 1)} s",
     ]
 
 
 def of_half() -> dict[Shape, float]:
     """The backward's time with half of the rows without upstream gradient, of that with all."""
-    runs = Runs("backward_h200", "backward")
+    runs = Runs(GPU, "backward")
     shares = {}
     for shape in runs.shapes():
         some = runs.get(shape, "rlk, half of the upstream gradient 0")
@@ -74,7 +72,7 @@ def of_half() -> dict[Shape, float]:
 
 
 def linear_logp_words() -> list[str]:
-    runs = Runs("backward_h200", "backward")
+    runs = Runs(GPU, "backward")
     first, second = of_half()[MAIN], of_half()[8192, 3584, 152064]
     few = (256, 4096, 128256)
     own, products = (ratio(runs.of(few, name)["ratio"]) for name in ("rlk", "the three products"))

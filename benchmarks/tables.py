@@ -20,9 +20,10 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import checked
-from kept import MAIN, PEERS, ROOT, Run, Runs, error, mib, ratio, read, sizes, three
+from kept import GPU, GPU_LOSS, MAIN, PEERS, ROOT, Run, Runs, error, mib, ratio, read, sizes, three
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n\n).*?(\n\n<!-- end of table -->)", re.DOTALL)
@@ -34,21 +35,38 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
-def backward_peers() -> str:
-    """README: forward and backward at the main shape."""
-    runs = Runs("backward_peers_h200", "backward_peers")
+def readme() -> str:
+    """Every way at the main shape: forward, with backward, and from hidden states to a loss."""
+    forward, both = Runs(GPU, "main"), Runs(GPU, "backward_peers")
+    losses = {
+        run["candidate"]: run
+        for run in read(GPU_LOSS)["runs"]
+        if run["what"] == "grpo" and run["shape"][2:] == list(MAIN[1:])
+    }
+    loss_of = {
+        "Liger chunked": "Liger GRPO",
+        "Liger sm_90": "Liger sm_90 + torch",
+    }
+
+    def cells(run: Run | None) -> tuple[str, str]:
+        return (ratio(run["ratio"]), mib(run["extra_mib"])) if run and "ratio" in run else ("", "")
+
     rows = []
     for candidate, name in PEERS.items():
-        run = runs.of(MAIN, candidate)
-        cells = ratio(run["ratio"]), mib(run["extra_mib"]) + " MiB", error(run["max_error"])
-        rows.append((name, *cells))
-    head = ("4096 x 2048 x 131072", "time / g", "memory", "largest error of log p")
-    return table(head, rows)
+        run = both.get(MAIN, candidate)
+        if run is None:  # not there in that run
+            continue
+        alone = forward.get(MAIN, "rlk" if name.startswith("rlk") else candidate, which="fwd")
+        loss = losses.get(loss_of.get(candidate, candidate))
+        numbers = cells(alone)[0], *cells(run), *cells(loss)
+        rows.append((name, *numbers, error(run["max_error"])))
+    head = "forward", "forward + backward", "MiB", "GRPO loss, both", "MiB", "error of log p"
+    return table((sizes(MAIN), *head), rows)
 
 
 def backward_few_rows() -> str:
     """The same of few rows, whose whole budget is 64 MiB."""
-    runs = Runs("backward_peers_h200", "backward_peers")
+    runs = Runs(GPU, "backward_peers")
     shapes = [(rows, 4096, 128256) for rows in (256, 64)]
     rows = []
     for candidate in ("rlk", *list(PEERS)[3:], "verl chunked", "Liger selective"):
@@ -56,6 +74,8 @@ def backward_few_rows() -> str:
         for shape in shapes:
             run = runs.get(shape, candidate)
             cells += [ratio(run["ratio"]), mib(run["extra_mib"])] if run else ["", ""]
+        if not any(cells):
+            continue
         rows.append(("rlk" if candidate == "rlk" else PEERS.get(candidate, candidate), *cells))
     head = ["4096 x 128256"]
     for shape in shapes:
@@ -65,7 +85,7 @@ def backward_few_rows() -> str:
 
 def forward_readme() -> str:
     """README: the forward alone."""
-    runs = Runs("forward_h100", "forward")
+    runs = Runs(GPU, "forward")
     rows = []
     for shape in (MAIN, (8192, 3584, 152064), (4096, 2048, 50257), (64, 4096, 128256)):
         run = runs.of(shape, "rlk, no row ignored")
@@ -100,38 +120,12 @@ def forward_h100() -> str:
 
 
 def forward_h200() -> str:
-    return _forward("forward_h200", with_ignore_index=False, with_memory=False)
-
-
-def forward_peers_h200() -> str:
-    """Both passes of every candidate, by a build whose backward was another one."""
-    runs = Runs("forward_h200", "main")
-    names = {
-        "rlk": "rlk",
-        "torch.compile": "torch.compile",
-        "torch eager, 16-bit": "torch eager, 16-bit",
-        "torch eager, fp32 softmax": "torch eager, fp32 softmax",
-        "CCE, exact": "cut-cross-entropy, exact",
-        "CCE, filtered": "cut-cross-entropy, filtered",
-        "verl": "verl",
-        "Liger chunked": "Liger, chunked",
-        "Liger selective": "Liger, selective",
-    }
-    rows = []
-    for candidate, name in names.items():
-        cells = [name]
-        for which in ("fwd", "fwd+bwd"):
-            run = runs.of(MAIN, candidate, which=which)
-            cells += [ratio(run["ratio"]), f"{run['extra_mib']:.0f}"]
-        largest = f"{runs.of(MAIN, candidate, which='fwd')['max_error']:.1e}"
-        rows.append([*cells, re.sub("e-0", "e-", largest)])
-    head = ("forward, / g", "extra MiB", "forward + backward, / g", "extra MiB", "largest error")
-    return table((sizes(MAIN), *head), rows)
+    return _forward(GPU, with_ignore_index=False, with_memory=False)
 
 
 def forward_peers() -> str:
     """The forward of every candidate at the main shape, alone."""
-    runs = Runs("forward_h200", "main")
+    runs = Runs(GPU, "main")
     rows = []
     for candidate in ("rlk", *list(PEERS)[3:]):
         run = runs.get(MAIN, candidate, which="fwd")
@@ -145,7 +139,7 @@ def forward_peers() -> str:
 
 def kept_exponentials() -> str:
     """Forward and backward with nothing, the default and everything kept."""
-    runs = Runs("backward_h200", "backward")
+    runs = Runs(GPU, "backward")
 
     def cell(run: Run) -> str:
         memory = run["extra_mib"]
@@ -192,15 +186,15 @@ def linear_loss() -> str:
         "ce": "cross entropy, mean",
     }
     ways = {
-        "rlk": "one chunk, or three",
-        "rlk, the default memory": "`workspace_mib` 768",
+        "rlk": "rlk",
+        "rlk, accumulate_into": "rlk, `accumulate_into`",
         "rlk, two ops": "linear_logp and its loss",
         "torch.compile": "`torch.compile`",
         "Liger GRPO, one chunk": "Liger GRPO",
         "Liger": "Liger",
         "CCE, exact": "CCE, exact",
     }
-    runs = [run for run in read("linear_loss_h200")["runs"] if "ratio" in run]
+    runs = [run for run in read(GPU_LOSS)["runs"] if "ratio" in run]
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for run in runs:
         sequences, length, dim, vocab = run["shape"]
@@ -283,6 +277,19 @@ def stats_h200() -> str:
     return table(("call", "before, ms", "after, ms", "with `return_stats`"), rows)
 
 
+def first_step() -> str:
+    """The first GRPO step of a process, with an empty cache and with a release's kernels."""
+    rows = []
+    for kept in read("first_step_h200")["heads"]:
+        cells = [f"`{kept['head']}`"]
+        for kind, unit in (("empty", 1e-3), ("pack", 1.0)):
+            for key in ("log_probs_ms", "step_ms"):
+                value = statistics.median(one[key] for one in kept["processes"][kind])
+                cells.append(f"{three(value * unit)} {'s' if unit < 1 else 'ms'}")
+        rows.append(cells)
+    return table(("", "empty: log-probs", "whole step", "pack: log-probs", "whole step"), rows)
+
+
 def det_gemm() -> str:
     kept = read("det_gemm_h200")["times"]
     by_name = {run["what"]: run for run in kept}
@@ -311,48 +318,65 @@ def det_gemm() -> str:
     return table(("M x K x N", "det_gemm", "cuBLAS", "ratio"), rows)
 
 
-def training_step(name: str) -> str:
-    """A GRPO step of a model, one row a head, of benchmarks/results/NAME.json."""
-    kept = read(name)
-    lengths = list(dict.fromkeys(run["tokens"] for run in kept["runs"]))
-    rows: dict[str, list[str]] = {}
-    for run in kept["runs"]:
-        cells = rows.setdefault(run["candidate"], [run["candidate"]])
-        if "ms" in run:
-            cells += [three(run["ms"] / 1e3), three(run["head_ms"] / 1e3)]
-            cells.append(f"{run['peak_gib']:.1f}")
-        else:
-            cells += [run["failed"], "", ""]
-    head = [kept["model"]]
-    for tokens in lengths:
-        head += [f"{tokens} tokens, s a step", "of that head and loss", "peak, GiB"]
-    if "longest" in kept:
-        head.append("most tokens")
-        for candidate, most in kept["longest"].items():
-            rows[candidate].append(str(most))
-    return table(head, rows.values())
+def steps() -> list[dict[str, Any]]:
+    """The runs of training_step.py, smallest model first."""
+    models = "qwen3-0.6b", "llama-3.2-1b", "qwen3-4b"
+    return [read(f"training_step_{model}_h200") for model in models]
+
+
+def training_step() -> str:
+    """README: what a model's GRPO step gains."""
+    heads = "torch eager", "torch.compile", "rlk linear_ppo_loss"
+    rows = []
+    for kept in steps():
+        row = [kept["model"], *(f"{kept['longest'][head]:,}" for head in heads)]
+        for head in heads:
+            run = next(r for r in kept["runs"] if (r["tokens"], r["candidate"]) == (32768, head))
+            row.append(f"{run['peak_gib']:.1f} GiB, {run['head_ms']:.0f} ms")
+        rows.append(row)
+    names = [head.removesuffix(" linear_ppo_loss") for head in heads]
+    head = (f"most tokens, {names[0]}", *names[1:], f"32,768 tokens, {names[0]}", *names[1:])
+    return table(("", *head), rows)
+
+
+def training_step_heads() -> str:
+    """Every head of every model."""
+    rows = []
+    for kept in steps():
+        for run in kept["runs"]:
+            cells = [kept["model"], f"{run['tokens']:,}", run["candidate"]]
+            if "ms" in run:
+                cells += [f"{run[key]:,.0f}" for key in ("ms", "trunk_ms", "head_ms")]
+                cells += [f"{run[key]:.1f}" for key in ("peak_gib", "head_gib")]
+            else:
+                cells += [run["failed"].partition(":")[0], "", "", "", ""]
+            rows.append(cells)
+    columns = "step ms", "trunk ms", "head ms", "peak GiB", "head GiB"
+    return table(("", "tokens", "head and loss by", *columns), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
         backward_few_rows,
-        backward_peers,
         det_gemm,
         figures_cpu,
+        first_step,
         forward_h100,
         forward_h200,
         forward_peers,
-        forward_peers_h200,
         forward_readme,
         kept_exponentials,
         linear_logp_h100,
         linear_loss,
         losses_h100,
         ppo_loss_h200,
+        readme,
         segments_h200,
         stats_h200,
         tensor_parallel,
+        training_step,
+        training_step_heads,
     )
 } | checked.made(table)
 

@@ -2,7 +2,7 @@
 """A GRPO step of a language model on one GPU: time of trunk and of head, and memory, by head.
 
     python benchmarks/training_step.py --model Qwen3-0.6B --tokens 8192 32768 --out FILE.json
-    python benchmarks/training_step.py --model Qwen3-4B --memory-gib 79 --longest
+    python benchmarks/training_step.py --model Qwen3-4B --memory-gib 79 --longest torch.compile rlk
     python benchmarks/training_step.py --model tiny --tokens 128 --sequence 32 --device cpu
 
 The models are those of transformers with random weights in bf16 and the sizes of the published
@@ -21,6 +21,7 @@ import functools
 import gc
 import importlib
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -361,6 +362,7 @@ def measure(
     """A row a head. One step each compiles and is dropped, then each has one a round, in turn, as
     long as `seconds` allow, at least 2."""
     batch = step.batch(tokens)
+    torch.compiler.reset()  # compiled for another length
     failed: dict[str, str] = {}
     taken: dict[str, list[tuple[float, Meter]]] = {name: [] for name in heads}
     for number in range(most + 1):
@@ -382,7 +384,8 @@ def measure(
 
 
 def longest(step: Step, head: Head, start: int, most: int) -> int:
-    """The most tokens of one step: doubled until memory ends, then halved between, twice."""
+    """The most tokens of one step: from `start` on doubled until memory ends, then halved between,
+    three times."""
 
     def fits(tokens: int) -> bool:
         found = attempt(step, head, step.batch(tokens))
@@ -394,7 +397,7 @@ def longest(step: Step, head: Head, start: int, most: int) -> int:
     while bad <= most and fits(bad):
         good, bad = bad, 2 * bad
     sequence = step.batch(start).ids.shape[1]
-    for _ in range(2 if bad <= most else 0):
+    for _ in range(3 if bad <= most else 0):
         between = (good + bad) // 2 // sequence * sequence
         if between <= good:
             break
@@ -439,7 +442,7 @@ def parse() -> argparse.Namespace:
     add("--sequence", type=int, default=4096, metavar="T", help="length of a sequence (4096)")
     add("--prompt", type=int, help="masked tokens at its start (an eighth of it)")
     add("--seconds", type=float, default=25.0, help="for the samples of one length (25)")
-    add("--longest", action="store_true", help="search the most tokens that each head can take")
+    add("--longest", nargs="+", choices=MAKERS, metavar="NAME", help="search their most tokens")
     add("--most", type=int, default=1 << 20, metavar="N", help="where that search ends (2^20)")
     add("--memory-gib", type=float, help="as on a smaller card: what torch may take in all")
     add("--device", default="cuda", choices=("cpu", "cuda"))
@@ -460,6 +463,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
+    # As trainers do: what one length leaves behind must not be in the way of the next.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     facts = harness.environment() | {"versions": peers.versions()}
     facts["torch"] = torch.__version__
     if options.device == "cuda":
@@ -487,8 +492,9 @@ def main() -> int:
             print(f"{row['candidate']}, {row['tokens']} tokens: {row['failed']}")
     if options.longest:
         found = content["longest"] = {
-            name: longest(step, head, min(options.tokens), options.most)
-            for name, head in heads.items()
+            name: longest(step, heads[name], max(options.tokens), options.most)
+            for name in options.longest
+            if name in heads
         }
         harness.print_table(f"{where}: most tokens", ["head and loss by", "tokens"], found.items())
     if options.out:
