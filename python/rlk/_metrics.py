@@ -15,51 +15,154 @@ MARK = -(1 << 63)  # a high word of no sum: the low one tells NaN (1), inf (2), 
 
 
 class Metrics(NamedTuple):
-    """0-d tensors on the call's device, over active tokens. Divide sums by `num_active`.
+    """Sums and counts over active tokens, on the call's device. Divide sums by `num_active`.
 
-    An `rlk.Array` each where the call's tensors were another framework's on CUDA.
+    What the kernels write, in three tensors, which add up over ranks with few collectives. Each
+    metric is an attribute, a 0-d view of one of them that is made where it is read; `named()` has
+    them all. An `rlk.Array` each where the call's tensors were another framework's on CUDA.
     """
 
-    num_active: Tensor  #: tokens
-    num_sequences: Tensor  #: with an active token
-    num_clip_high: Tensor  #: A > 0 and ratio above the upper bound
-    num_clip_low: Tensor  #: A < 0 and ratio below the lower bound
-    num_dual_clip: Tensor  #: whose loss use_dual_clip or delta sets
-    num_outside: Tensor  #: ratio outside the bounds, whatever the sign of A
-    num_log_ratio_clamped: Tensor
-    num_tis_high: Tensor  #: importance weight above its cap
-    num_tis_low: Tensor
-    num_tis_rejected: Tensor  #: weight 0
-    num_nonfinite: Tensor  #: with a NaN or an infinity among their inputs
-    policy_loss: Tensor  #: the loss without KL and entropy
-    abs_loss_sum: Tensor  #: of the terms' magnitudes: the scale of rounding errors
-    kl_loss: Tensor  #: the KL term of the loss before kl_coef
-    ratio_sum: Tensor
-    ratio_sq_sum: Tensor
-    approx_kl_sum: Tensor  #: old - log_prob
-    approx_k3_sum: Tensor  #: ratio - 1 - log ratio
-    tis_sum: Tensor  #: importance weights; ESS = tis_sum^2 / tis_sq_sum
-    tis_sq_sum: Tensor
-    tis_abs_log_sum: Tensor  #: |old - rollout|
-    kl_sum: Tensor
-    entropy_sum: Tensor
-    ratio_max: Tensor
-    ratio_min: Tensor
-    tis_abs_log_max: Tensor
-    clip_ratio: Tensor  #: (num_clip_high + num_clip_low) / num_active
+    counts: Tensor  #: int64 [11], the metrics whose names begin with num
+    floats: Tensor  #: float32 [16], the others
     exact: Tensor  #: int64 [13, 2]: the loss and the sums as integers, high word first
 
+    @property
+    def num_active(self) -> Tensor:
+        """Tokens."""
+        return self.counts[0]
 
-def make_metrics(counts: Tensor, floats: Tensor, exact: Tensor) -> Metrics:
-    """From what the kernels write."""
-    if hasattr(counts, "unbind"):
-        return Metrics._make([*counts.unbind(), *floats.unbind(), exact])
-    return Metrics._make([*counts, *floats, exact])
+    @property
+    def num_sequences(self) -> Tensor:
+        """With an active token."""
+        return self.counts[1]
+
+    @property
+    def num_clip_high(self) -> Tensor:
+        """A > 0 and ratio above the upper bound."""
+        return self.counts[2]
+
+    @property
+    def num_clip_low(self) -> Tensor:
+        """A < 0 and ratio below the lower bound."""
+        return self.counts[3]
+
+    @property
+    def num_dual_clip(self) -> Tensor:
+        """Whose loss use_dual_clip or delta sets."""
+        return self.counts[4]
+
+    @property
+    def num_outside(self) -> Tensor:
+        """Ratio outside the bounds, whatever the sign of A."""
+        return self.counts[5]
+
+    @property
+    def num_log_ratio_clamped(self) -> Tensor:
+        return self.counts[6]
+
+    @property
+    def num_tis_high(self) -> Tensor:
+        """Importance weight above its cap."""
+        return self.counts[7]
+
+    @property
+    def num_tis_low(self) -> Tensor:
+        return self.counts[8]
+
+    @property
+    def num_tis_rejected(self) -> Tensor:
+        """Weight 0."""
+        return self.counts[9]
+
+    @property
+    def num_nonfinite(self) -> Tensor:
+        """With a NaN or an infinity among their inputs."""
+        return self.counts[10]
+
+    @property
+    def policy_loss(self) -> Tensor:
+        """The loss without KL and entropy."""
+        return self.floats[0]
+
+    @property
+    def abs_loss_sum(self) -> Tensor:
+        """Of the terms' magnitudes: the scale of rounding errors."""
+        return self.floats[1]
+
+    @property
+    def kl_loss(self) -> Tensor:
+        """The KL term of the loss before kl_coef."""
+        return self.floats[2]
+
+    @property
+    def ratio_sum(self) -> Tensor:
+        return self.floats[3]
+
+    @property
+    def ratio_sq_sum(self) -> Tensor:
+        return self.floats[4]
+
+    @property
+    def approx_kl_sum(self) -> Tensor:
+        """Old - log_prob."""
+        return self.floats[5]
+
+    @property
+    def approx_k3_sum(self) -> Tensor:
+        """Ratio - 1 - log ratio."""
+        return self.floats[6]
+
+    @property
+    def tis_sum(self) -> Tensor:
+        """Importance weights; ESS = tis_sum^2 / tis_sq_sum."""
+        return self.floats[7]
+
+    @property
+    def tis_sq_sum(self) -> Tensor:
+        return self.floats[8]
+
+    @property
+    def tis_abs_log_sum(self) -> Tensor:
+        """|old - rollout|."""
+        return self.floats[9]
+
+    @property
+    def kl_sum(self) -> Tensor:
+        return self.floats[10]
+
+    @property
+    def entropy_sum(self) -> Tensor:
+        return self.floats[11]
+
+    @property
+    def ratio_max(self) -> Tensor:
+        return self.floats[12]
+
+    @property
+    def ratio_min(self) -> Tensor:
+        return self.floats[13]
+
+    @property
+    def tis_abs_log_max(self) -> Tensor:
+        return self.floats[14]
+
+    @property
+    def clip_ratio(self) -> Tensor:
+        """(num_clip_high + num_clip_low) / num_active."""
+        return self.floats[15]
+
+    def named(self) -> dict[str, Tensor]:
+        """The metrics by name, 0-d each."""
+        return dict(zip(NAMES, (*self.counts, *self.floats), strict=True))
+
+
+#: Of the metrics, those of `counts` before those of `floats`.
+NAMES = tuple(name for name, member in vars(Metrics).items() if type(member) is property)
 
 
 def float_metric(floats: Tensor, name: str) -> Tensor:
-    """One of the metrics that are floats, 0-d."""
-    return floats[Metrics._fields.index(name) - NUM_COUNTS]
+    """One of the metrics of `floats`, 0-d."""
+    return floats[NAMES.index(name) - NUM_COUNTS]
 
 
 def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
@@ -97,7 +200,7 @@ def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
         if other is not xp:
             got = f"{xp.__name__} and {other.__name__}"
             fail("combine", "parts", "metrics of one framework", got)
-    counts = [sum(p[i] for p in found[1:]) + found[0][i] for i in range(NUM_COUNTS)]
+    counts = xp.stack([p.counts for p in found]).sum(0)
     exact = _add(xp, xp.stack([p.exact for p in found]))
     values = _values(xp, exact)
     floats = [values[row] for row in range(1, NUM_SUMS)]
@@ -113,7 +216,7 @@ def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
         most = xp.maximum(most, part.tis_abs_log_max)
     floats.append(most)
     clipped = _single(xp, counts[2] + counts[3]) / _single(xp, _at_least_one(xp, active))
-    return values[0], Metrics._make([*counts, *floats, clipped, exact])
+    return values[0], Metrics(counts, xp.stack([*floats, clipped]), exact)
 
 
 def _arrays(sample: Tensor) -> Any:

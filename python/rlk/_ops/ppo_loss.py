@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rlk import _core
 from rlk._loss_options import NAMES, Resolved, resolve
-from rlk._metrics import Metrics, make_metrics
+from rlk._metrics import Metrics
 from rlk._ops.common import PARAMETERS, Arguments, Tensor, is_compiling
 from rlk.errors import check_needs, fail, renamed
 
@@ -241,7 +241,7 @@ def run(call: Call) -> PpoLoss:
 
         return torch_ppo_loss.ppo_loss(call)
     loss, *written, _, _ = forward(call, False, False)
-    return PpoLoss(loss, make_metrics(*written))
+    return PpoLoss(loss, Metrics(*written))
 
 
 def forward(call: Call, needs_grad: bool, needs_entropy: bool) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rlk import _core
-from rlk._metrics import make_metrics
+from rlk._metrics import Metrics
 from rlk._ops import linear_logp as of_logp
 from rlk._ops import ppo_loss, torch_loss_ranks
 from rlk._ops.common import Arguments, defaults
@@ -336,7 +336,7 @@ class Chunks(NamedTuple):
             written: list[Any] = []
             apply: Any = _LossByChunks.apply
             found = apply(*self.operands, self.arguments, run, written)
-        return ppo_loss.PpoLoss(found, make_metrics(*written))
+        return ppo_loss.PpoLoss(found, Metrics(*written))
 
 
 def _are_plain(given: Arguments) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from rlk import _core
 from rlk._loss_options import SWITCHES
-from rlk._metrics import NUM_COUNTS, NUM_SUMS, Metrics, make_metrics
+from rlk._metrics import NAMES, NUM_COUNTS, NUM_SUMS, Metrics
 from rlk._ops import group_advantages as of_advantages
 from rlk._ops import grpo_loss as of_grpo
 from rlk._ops import ppo_loss as of_ppo
@@ -25,7 +25,7 @@ from rlk._rules import DEFAULTS, rules
 from rlk._rules import Rules as LossRules
 from rlk.errors import Fault, Unsupported, renamed
 
-_NUM_FLOATS = len(Metrics._fields) - NUM_COUNTS - 1
+_NUM_FLOATS = len(NAMES) - NUM_COUNTS
 
 
 def _optional(kind: str) -> str:
@@ -200,7 +200,7 @@ def ppo_loss(arguments: Arguments) -> of_ppo.PpoLoss:
         found: of_ppo.PpoLoss = _apart(of_ppo.ppo_loss, arguments)
         return found
     loss, *written = _ppo_operator(_with_options("ppo_loss", arguments))
-    return of_ppo.PpoLoss(loss, make_metrics(*written))
+    return of_ppo.PpoLoss(loss, Metrics(*written))
 
 
 # What grpo_loss and ratio_kl share: both are made of the policy's logp.

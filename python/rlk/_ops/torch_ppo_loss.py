@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rlk import _core
-from rlk._metrics import make_metrics
+from rlk._metrics import Metrics
 from rlk._ops.common import Arguments
 from rlk._ops.ppo_loss import Call, PpoLoss, forward
 from rlk._ops.torch_common import check_operands, default_hooks, keeps_graph, once
@@ -89,4 +89,4 @@ def ppo_loss(call: Call) -> PpoLoss:
     """`rlk.jit.ppo_loss` where log_probs or entropy need a gradient."""
     written: list[Any] = []  # beside autograd, which would look at each as at an output
     loss = _apply(*operands_of(call.arguments), call, written)
-    return PpoLoss(loss, make_metrics(*written))
+    return PpoLoss(loss, Metrics(*written))

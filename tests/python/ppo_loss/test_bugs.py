@@ -135,7 +135,7 @@ def test_every_metric_is_alive():
     lp[tuple(np.argwhere(b.mask)[0])] = -np.inf
     options = {"use_tis": True, "tis_mode": "mask", "tis_imp_ratio_floor": 0.5, "kl_coef": 0.1}
     options |= {"tis_imp_ratio_cap": 2.0, "use_dual_clip": True, "entropy_coef": 0.1}
-    for name, value in zip(rlk.losses.Metrics._fields, b.loss(**options).metrics, strict=True):
+    for name, value in b.loss(**options).metrics.named().items():
         assert np.any(value != 0) or name == "num_nonfinite", name
     assert b.but(log_probs=lp).loss(**options).metrics.num_nonfinite == 1
 

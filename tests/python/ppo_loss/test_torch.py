@@ -33,7 +33,12 @@ def test_autograd_gives_the_gradients_of_backward(options):
     assert same(got.loss.detach(), want.loss)
     assert same_metrics(got.metrics, want.metrics)
     assert not any(m.requires_grad for m in got.metrics)
-    assert all(m.shape == () for m in got.metrics[:-1])
+    named = got.metrics.named()
+    assert len(named) == 27
+    for name, value in named.items():
+        assert value.shape == ()
+        assert same(value, getattr(want.metrics, name))
+        assert same(value, getattr(got.metrics, name))
     (got.loss * 2.5).backward()
     grads = b.grads(2.5, **options)
     assert same(t.log_probs.grad, grads.log_probs)
@@ -45,8 +50,9 @@ def test_autograd_gives_the_gradients_of_backward(options):
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
 def test_metrics_in_compiled_code():
     def read(metrics):
-        first, *_, exact = metrics
-        return first + metrics.num_sequences, metrics[-2] * 2, sum(metrics[:5]), exact.sum()
+        counts, *_, exact = metrics
+        few = sum([*metrics.named().values()][:5])
+        return counts[0] + metrics.num_sequences, metrics.clip_ratio * 2, few, exact.sum()
 
     def call(x):
         loss, metrics = t.but(log_probs=x * 1).loss()
