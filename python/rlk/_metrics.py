@@ -9,20 +9,25 @@ from typing import Any, NamedTuple
 from rlk.errors import fail
 
 Tensor = Any
-NUM_COUNTS, NUM_SUMS = 11, 13
-TERM_SUMS = 4  # rows of `exact` in units of 2^-72; the others in 2^-40
+NUM_SUMS = 13  # rows of `exact`
+TERM_SUMS = 4  # of them in units of 2^-72; the others in 2^-40
 MARK = -(1 << 63)  # a high word of no sum: the low one tells NaN (1), inf (2), -inf (4)
 
 
 class Metrics(NamedTuple):
-    """Sums and counts over active tokens, on the call's device. Divide sums by `num_active`.
+    """Sums, counts and extremes over active tokens, on the call's device.
 
-    What the kernels write, in three tensors, which add up over ranks with few collectives. Each
-    metric is an attribute, a 0-d view of one of them that is made where it is read; `named()` has
-    them all. An `rlk.Array` each where the call's tensors were another framework's on CUDA.
+    A tuple of the three tensors that the kernels write. Each metric is an attribute, a 0-d view of
+    one of them that is made where it is read; `named()` has them all. `combine` adds up those of
+    micro-batches or ranks; divide sums by `num_active` after that. Where the call's tensors were
+    another framework's on CUDA, each is an `rlk.Array`.
+
+    Example:
+        >>> on_host = metrics._make(tensor.cpu() for tensor in metrics)
+        >>> log = {name: value.item() for name, value in on_host.named().items()}
     """
 
-    counts: Tensor  #: int64 [11], the metrics whose names begin with num
+    counts: Tensor  #: int64 [11], the metrics whose names begin with num_, in this order
     floats: Tensor  #: float32 [16], the others
     exact: Tensor  #: int64 [13, 2]: the loss and the sums as integers, high word first
 
@@ -33,50 +38,52 @@ class Metrics(NamedTuple):
 
     @property
     def num_sequences(self) -> Tensor:
-        """With an active token."""
+        """Sequences with an active token."""
         return self.counts[1]
 
     @property
     def num_clip_high(self) -> Tensor:
-        """A > 0 and ratio above the upper bound."""
+        """Tokens with A > 0 and a ratio above the upper bound."""
         return self.counts[2]
 
     @property
     def num_clip_low(self) -> Tensor:
-        """A < 0 and ratio below the lower bound."""
+        """Tokens with A < 0 and a ratio below the lower bound."""
         return self.counts[3]
 
     @property
     def num_dual_clip(self) -> Tensor:
-        """Whose loss use_dual_clip or delta sets."""
+        """Tokens whose loss use_dual_clip or delta sets."""
         return self.counts[4]
 
     @property
     def num_outside(self) -> Tensor:
-        """Ratio outside the bounds, whatever the sign of A."""
+        """Tokens with a ratio outside the bounds, whatever the sign of A."""
         return self.counts[5]
 
     @property
     def num_log_ratio_clamped(self) -> Tensor:
+        """Tokens whose log ratio was clamped."""
         return self.counts[6]
 
     @property
     def num_tis_high(self) -> Tensor:
-        """Importance weight above its cap."""
+        """Tokens with an importance weight above its cap."""
         return self.counts[7]
 
     @property
     def num_tis_low(self) -> Tensor:
+        """Tokens with an importance weight below its floor."""
         return self.counts[8]
 
     @property
     def num_tis_rejected(self) -> Tensor:
-        """Weight 0."""
+        """Tokens with an importance weight of 0."""
         return self.counts[9]
 
     @property
     def num_nonfinite(self) -> Tensor:
-        """With a NaN or an infinity among their inputs."""
+        """Tokens with a NaN or an infinity among their inputs."""
         return self.counts[10]
 
     @property
@@ -86,7 +93,7 @@ class Metrics(NamedTuple):
 
     @property
     def abs_loss_sum(self) -> Tensor:
-        """Of the terms' magnitudes: the scale of rounding errors."""
+        """Sum of the terms' magnitudes: the scale of rounding errors."""
         return self.floats[1]
 
     @property
@@ -96,54 +103,62 @@ class Metrics(NamedTuple):
 
     @property
     def ratio_sum(self) -> Tensor:
+        """Sum of the ratios."""
         return self.floats[3]
 
     @property
     def ratio_sq_sum(self) -> Tensor:
+        """Sum of the ratios' squares."""
         return self.floats[4]
 
     @property
     def approx_kl_sum(self) -> Tensor:
-        """Old - log_prob."""
+        """Sum of old - log_prob."""
         return self.floats[5]
 
     @property
     def approx_k3_sum(self) -> Tensor:
-        """Ratio - 1 - log ratio."""
+        """Sum of ratio - 1 - log ratio."""
         return self.floats[6]
 
     @property
     def tis_sum(self) -> Tensor:
-        """Importance weights; ESS = tis_sum^2 / tis_sq_sum."""
+        """Sum of the importance weights; ESS = tis_sum^2 / tis_sq_sum."""
         return self.floats[7]
 
     @property
     def tis_sq_sum(self) -> Tensor:
+        """Sum of the importance weights' squares."""
         return self.floats[8]
 
     @property
     def tis_abs_log_sum(self) -> Tensor:
-        """|old - rollout|."""
+        """Sum of |old - rollout|."""
         return self.floats[9]
 
     @property
     def kl_sum(self) -> Tensor:
+        """Sum of the KL of each token, without weights and kl_coef."""
         return self.floats[10]
 
     @property
     def entropy_sum(self) -> Tensor:
+        """Sum of the entropies."""
         return self.floats[11]
 
     @property
     def ratio_max(self) -> Tensor:
+        """The largest ratio, 1 without a token."""
         return self.floats[12]
 
     @property
     def ratio_min(self) -> Tensor:
+        """The smallest ratio, 1 without a token."""
         return self.floats[13]
 
     @property
     def tis_abs_log_max(self) -> Tensor:
+        """The largest |old - rollout|, 0 without a token."""
         return self.floats[14]
 
     @property
@@ -152,17 +167,13 @@ class Metrics(NamedTuple):
         return self.floats[15]
 
     def named(self) -> dict[str, Tensor]:
-        """The metrics by name, 0-d each."""
+        """The metrics by name, 0-d each, those of `counts` before those of `floats`."""
         return dict(zip(NAMES, (*self.counts, *self.floats), strict=True))
 
 
-#: Of the metrics, those of `counts` before those of `floats`.
 NAMES = tuple(name for name, member in vars(Metrics).items() if type(member) is property)
-
-
-def float_metric(floats: Tensor, name: str) -> Tensor:
-    """One of the metrics of `floats`, 0-d."""
-    return floats[NAMES.index(name) - NUM_COUNTS]
+NUM_COUNTS = sum(name.startswith("num_") for name in NAMES)
+NUM_FLOATS = len(NAMES) - NUM_COUNTS
 
 
 def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
@@ -200,11 +211,12 @@ def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
         if other is not xp:
             got = f"{xp.__name__} and {other.__name__}"
             fail("combine", "parts", "metrics of one framework", got)
-    counts = xp.stack([p.counts for p in found]).sum(0)
-    exact = _add(xp, xp.stack([p.exact for p in found]))
+    counts = xp.stack([part.counts for part in found]).sum(0)
+    exact = _add(xp, xp.stack([part.exact for part in found]))
+    whole = Metrics(counts, None, exact)
     values = _values(xp, exact)
     floats = [values[row] for row in range(1, NUM_SUMS)]
-    active = counts[0]
+    active = whole.num_active
     for name, pick in (("ratio_max", "maximum"), ("ratio_min", "minimum")):
         best = _neutral(xp, getattr(found[0], name), found[0].num_active, pick)
         for part in found[1:]:
@@ -215,8 +227,9 @@ def combine(parts: Iterable[Metrics]) -> tuple[Tensor, Metrics]:
     for part in found[1:]:
         most = xp.maximum(most, part.tis_abs_log_max)
     floats.append(most)
-    clipped = _single(xp, counts[2] + counts[3]) / _single(xp, _at_least_one(xp, active))
-    return values[0], Metrics(counts, xp.stack([*floats, clipped]), exact)
+    clipped = _single(xp, whole.num_clip_high + whole.num_clip_low)
+    floats.append(clipped / _single(xp, _at_least_one(xp, active)))
+    return values[0], Metrics(counts, xp.stack(floats), exact)
 
 
 def _arrays(sample: Tensor) -> Any:

@@ -68,7 +68,7 @@ def calls(b: Batch) -> list[torch.Tensor]:
     )
     (of_plain,) = torch.autograd.grad(plain, leaf)
     found = [advantages, *out, of_logp, ratio, kl, of_ratio, loss, of_loss, plain, of_plain]
-    return [t.detach().cpu() for t in (*found, *metrics[:-1])]
+    return [t.detach().cpu() for t in (*found, metrics.counts, metrics.floats)]
 
 
 def expected_loss(b: Batch) -> tuple[torch.Tensor, torch.Tensor]:

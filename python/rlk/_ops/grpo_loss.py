@@ -10,7 +10,7 @@ import numpy as np
 
 from rlk import _core
 from rlk._loss_options import ELSEWHERE
-from rlk._metrics import float_metric
+from rlk._metrics import Metrics
 from rlk._ops import grpo_rows, ppo_loss
 from rlk._ops.common import (
     Arguments,
@@ -397,7 +397,8 @@ def expect_one_per_sequence(
 
 
 def result(loss: Tensor, floats: Tensor) -> GrpoLoss:
-    return GrpoLoss(loss, float_metric(floats, "policy_loss"), float_metric(floats, "kl_loss"))
+    metrics = Metrics(None, floats, None)
+    return GrpoLoss(loss, metrics.policy_loss, metrics.kl_loss)
 
 
 def gradient(

@@ -95,8 +95,8 @@ def ppo_loss(
         cu_seqlens: ``[B + 1]``, starts of packed sequences.
 
     Returns:
-        `PpoLoss` (loss, metrics): float32 and `rlk.losses.Metrics`, 0-d. Without an active token
-        the loss is 0 and every gradient exactly 0.
+        `PpoLoss` (loss, metrics): the loss, float32 of 0 dimensions, and `rlk.losses.Metrics`.
+        Without an active token the loss is 0 and every gradient exactly 0.
 
     Raises:
         rlk.InvalidArgument: a shape, dtype, device, name or number is wrong, or options

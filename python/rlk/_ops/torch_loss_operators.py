@@ -11,7 +11,7 @@ import torch
 
 from rlk import _core
 from rlk._loss_options import SWITCHES
-from rlk._metrics import NAMES, NUM_COUNTS, NUM_SUMS, Metrics
+from rlk._metrics import NUM_COUNTS, NUM_FLOATS, NUM_SUMS, Metrics
 from rlk._ops import group_advantages as of_advantages
 from rlk._ops import grpo_loss as of_grpo
 from rlk._ops import ppo_loss as of_ppo
@@ -24,8 +24,6 @@ from rlk._ops.torch_ppo_loss import operands_of, scaled
 from rlk._rules import DEFAULTS, rules
 from rlk._rules import Rules as LossRules
 from rlk.errors import Fault, Unsupported, renamed
-
-_NUM_FLOATS = len(NAMES) - NUM_COUNTS
 
 
 def _optional(kind: str) -> str:
@@ -116,7 +114,7 @@ def _fake_ppo_forward(given: Arguments) -> list[Any]:
     return [
         new((), dtype=torch.float32),
         new(NUM_COUNTS, dtype=torch.int64),
-        new(_NUM_FLOATS, dtype=torch.float32),
+        new(NUM_FLOATS, dtype=torch.float32),
         new((NUM_SUMS, 2), dtype=torch.int64),
         *(new(log_probs.shape, dtype=torch.float32) for name in _PPO_NEEDS if given[name]),
     ]
@@ -258,7 +256,7 @@ def _fake_grpo_forward(given: Arguments) -> list[Any]:
     new = logits.new_empty
     return [
         new((), dtype=torch.float32),
-        new(_NUM_FLOATS, dtype=torch.float32),
+        new(NUM_FLOATS, dtype=torch.float32),
         *(new(rows, dtype=torch.float32) for _ in range(count)),
     ]
 

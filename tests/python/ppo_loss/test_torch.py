@@ -33,12 +33,6 @@ def test_autograd_gives_the_gradients_of_backward(options):
     assert same(got.loss.detach(), want.loss)
     assert same_metrics(got.metrics, want.metrics)
     assert not any(m.requires_grad for m in got.metrics)
-    named = got.metrics.named()
-    assert len(named) == 27
-    for name, value in named.items():
-        assert value.shape == ()
-        assert same(value, getattr(want.metrics, name))
-        assert same(value, getattr(got.metrics, name))
     (got.loss * 2.5).backward()
     grads = b.grads(2.5, **options)
     assert same(t.log_probs.grad, grads.log_probs)
@@ -63,10 +57,11 @@ def test_metrics_in_compiled_code():
     want, figures, metrics = call(t.log_probs)
     for _ in range(2):
         t.log_probs.grad = None
-        got, *found = torch.compile(call, backend="aot_eager")(t.log_probs)
+        got, *found = torch.compile(call, backend="aot_eager", fullgraph=True)(t.log_probs)
         got.backward()
         assert same(got.detach(), want.detach())
         assert same_metrics(found[0], figures)
+        assert type(found[1]) is rlk.losses.Metrics
         assert same_metrics(found[1], metrics)
         assert same(t.log_probs.grad, batch().grads(3.0).log_probs)
     for other in (batch(), batch(seed=1)):
