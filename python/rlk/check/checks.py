@@ -195,7 +195,7 @@ def _compare(
     session: Session, inputs: Inputs, name: str, got: Stored, exact: Bounded, prefix: str
 ) -> Found:
     values = got.values()
-    found = deviation(values, exact)
+    found = deviation(values, exact, got.dtype)
     if values.size == 0:
         return {"value": name, "place": {}, **measured(found)}, None
     place = place_of(session.spec, inputs, name, found.index)

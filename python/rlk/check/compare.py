@@ -9,7 +9,7 @@ import numpy as np
 
 from .frameworks import Failure, is_poison
 from .oracle import Bounded
-from .stored import Stored
+from .stored import OVERFLOW, Stored
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,15 @@ def expect_form(name: str, got: Stored, shape: tuple[int, ...], dtype: str, pref
         raise Failure("unwritten", f"{name}: {int(poison.sum())} elements unwritten, first {where}")
 
 
-def deviation(got: np.ndarray, exact: Bounded) -> Deviation:
+def deviation(got: np.ndarray, exact: Bounded, dtype: str) -> Deviation:
     """Errors in units of the bound: 0 where both are the same NaN or infinity, inf where only
-    one is, and 0/0 is 0."""
+    one is, and 0/0 is 0. An infinity in place of a number stands for the numbers that round to
+    it in `dtype`, that of `got`: the nearest of them counts."""
     if got.size == 0:
         return Deviation()
+    if dtype in OVERFLOW:
+        least = np.copysign(np.maximum(np.abs(exact.value), OVERFLOW[dtype]), got)
+        got = np.where(np.isinf(got) & np.isfinite(exact.value), least, got)
     with np.errstate(all="ignore"):
         error = np.abs(got - exact.value)
         ratio = np.where(error == 0, 0.0, error / exact.bound)

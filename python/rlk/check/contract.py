@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ COEFFICIENTS: Mapping[str, frozenset[str]] = {
     name: frozenset(keys)
     for name, keys in {
         "logprob": {"atol", "rtol", "option_constant", "chain_unit"},
-        "logprob_grad": {"upstream_atol", "rtol", "slope_atol"} | _STORE,
+        "logprob_grad": {"upstream_atol", "rtol", "underflow", "slope_atol"} | _STORE,
         "linear_logprob": {"atol", "rtol", "benchmark_atol", "option_constant"} | _CHAIN,
-        "linear_logprob_grad": {"factor_rtol", "probability_floor", "slope_atol"} | _STORE | _CHAIN,
+        "linear_logprob_grad": {"factor_rtol", "probability_floor", "underflow", "slope_atol"}
+        | {"shifted_atol"}
+        | _STORE
+        | _CHAIN,
         "ratio": {"rtol", "logits_rtol"},
         "kl": {"atol", "rtol", "logits_expm1_rtol"},
         "product": _STORE | _CHAIN,
@@ -53,7 +57,8 @@ class Contract:
     digest: str
 
     def coefficients(self, op_class: str, dtype: str, arch: str | None = None) -> dict[str, float]:
-        """The bound's coefficients, those of `arch` laid over the common ones.
+        """The bound's coefficients, those of `arch` laid over the common ones; an override's
+        name may be a pattern of targets, like sm_*, and later ones count.
 
         Raises ContractError for an unknown class or dtype.
         """
@@ -66,8 +71,9 @@ class Contract:
                 f"contract: {op_class}: expected one of {_words(DTYPES)}, got {dtype}"
             )
         merged = dict(self.classes[op_class][dtype])
-        override = self.arch_overrides.get(arch or "", {})
-        merged.update(override.get(op_class, {}).get(dtype, {}))
+        for pattern, override in self.arch_overrides.items():
+            if fnmatchcase(arch or "", pattern):
+                merged.update(override.get(op_class, {}).get(dtype, {}))
         return merged
 
 

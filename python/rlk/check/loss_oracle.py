@@ -20,6 +20,7 @@ from .oracle import Bounded
 Array = Any  # NumPy arrays
 INF = float("inf")
 ANYTHING = 1e30  # a bound; 0 times it is 0
+UNDERFLOW = 2.0**-124  # an exponential below it may be 0: rlk's losses end at e^-86.6
 TIE = 4e-6  # relative distance from a threshold within which fp32 may decide otherwise
 
 DEFAULTS: Mapping[str, Any] = {
@@ -38,10 +39,13 @@ class LossAnswer:
     grad: Array
     grad_entropy: Array
     grad_scale: Array  # sum of the magnitudes that grad is made of
+    grad_lost: Array  # what of grad is 0 where its exponential underflows
     abs_loss_sum: float
     ties: Array
     counts: dict[str, int]
     terms: Array  # of the loss, whose sum it is
+    through: Array  # what reaches grad as its mean over the sequence
+    mean: Callable[[Array], Array]  # that mean, of each token
     sums: dict[str, float] = field(default_factory=dict)
 
 
@@ -57,9 +61,11 @@ def ppo_loss(
     importance_weights: Array | None = None,
     loss_weights: Array | None = None,
     cu_seqlens: Array | None = None,
+    mean_log_probs: Array | None = None,
     **options: Any,
 ) -> LossAnswer:
-    """Tokens [B, T], [T] or, with cu_seqlens, [N]; the rest as rlk.jit.ppo_loss takes it."""
+    """Tokens [B, T], [T] or, with cu_seqlens, [N]; the rest as rlk.jit.ppo_loss takes it.
+    `mean_log_probs` are those that a sequence's mean log-ratio is made of, if others."""
     o = {**DEFAULTS, **options}
     _fill_in(o)
     shape = np.shape(log_probs)
@@ -105,18 +111,19 @@ def ppo_loss(
         own = delta = lp - p0
         clamp = o["log_ratio_clamp"]
         if o["ratio_level"] != "token":
-            delta, clamp = mean(delta), o["gspo_log_ratio_clamp"]
+            of_mean = delta if mean_log_probs is None else tokens(mean_log_probs) - p0
+            delta, clamp = mean(of_mean), o["gspo_log_ratio_clamp"]
         if o["advantage_level"] == "sequence" and np.shape(advantages) == shape:
             a = mean(a)
         r, clipped_delta, moves, near = _ratio(delta, clamp)
         ties |= near
-        value, slope, near, more = _policy(o, a, r, lp, moves)
+        value, slope, lost, near, more = _policy(o, a, r, lp, moves)
         ties |= near
         counts |= more
         value = np.where(rho == 0, 0.0, rho * value)
-        slope = np.where(rho == 0, 0.0, rho * slope)
+        slope, lost = (np.where(rho == 0, 0.0, rho * x) for x in (slope, lost))
         term, grad = w * value, w * slope
-        scale = np.abs(grad)
+        scale, lost = np.abs(grad), np.abs(w * lost)
         sums = {"policy_loss": term.sum()}
         # What goes through the mean of the sequence, and its scale.
         through = np.zeros(len(s))
@@ -137,10 +144,12 @@ def ppo_loss(
             c = w_kl * o["kl_coef"]
             term = term + c * k
             grad, through = grad + c * k_slope, through + c * k_through
-            scale = scale + np.abs(c) * (np.abs(k_slope) + np.abs(k_through))
+            size = np.abs(c) * (np.abs(k_slope) + np.abs(k_through))
+            scale, lost = scale + size, lost + np.where(g < UNDERFLOW, size, 0.0)
         if o["ratio_level"] == "sequence":
             grad = grad + np.where(is_left, mean(through), 0.0)
             scale = scale + np.where(is_left, mean(scale), 0.0)
+            lost = lost + np.where(is_left, mean(lost), 0.0)
         if o["ratio_level"] == "sequence" or not is_left.all():
             # One token near a threshold may move all of its sequence.
             ties = _sum(1.0 * ties, s, n)[s] > 0
@@ -171,14 +180,25 @@ def ppo_loss(
             "num_sequences": int((n > 0).sum()),
             "num_log_ratio_clamped": int((~moves).sum()),
         }
-        spread = (_spread(x, active, shape) for x in (grad, grad_entropy, scale, ties, term))
+
+        def spread(values: Array) -> Array:
+            return _spread(values, active, shape)
+
+        def spread_mean(values: Array) -> Array:
+            return spread(np.where(is_left, mean(values.reshape(-1)[active]), 0.0))
+
         return LossAnswer(
             float(term.sum()) if len(term) else 0.0,
-            *_pair(spread),
+            spread(grad),
+            spread(grad_entropy),
+            spread(scale),
+            spread(lost),
             float(np.abs(term).sum()),
-            next(spread),
+            spread(ties),
             counts,
-            next(spread),
+            spread(term),
+            spread(through),
+            spread_mean,
             {name: float(total) for name, total in sums.items()},
         )
 
@@ -205,25 +225,44 @@ def bounded_ppo_loss(
 ) -> BoundedLoss:
     """The loss with the coefficients of class reduction and its gradient's. What is given with a
     bound is moved to every corner of it, so that a token which crosses a clip there may be on
-    either side: how far its term and its derivative go is added to their own bounds."""
+    either side: how far its term and its derivative go is added to their own bounds. A sequence's
+    mean log-ratio is moved apart from a token's own log-prob, and of a derivative that is a mean
+    over the sequence each token's part by itself: they may go either way each."""
     loss: Callable[..., LossAnswer] = ppo_loss
     given = {"log_probs": log_probs, "ref_log_probs": ref, "entropy": entropy}
     moved = {name: one for name, one in given.items() if one is not None}
+    level = {**DEFAULTS, **options}
+    has_mean = level["ratio_level"] != "token" or level["policy_loss"] == "gspo"
 
-    def at(sides: tuple[int, ...]) -> LossAnswer:
-        own = {
-            name: one.value + side * np.where(np.isfinite(one.value), one.bound, 0.0)
-            for side, (name, one) in zip(sides, moved.items(), strict=True)
-        }
-        return loss(own.pop("log_probs"), *operands, **own, **options)
+    def at(sides: tuple[int, ...], mean_side: int = 0) -> LossAnswer:
+        def to(one: Bounded, side: int) -> Array:
+            return one.value + side * np.where(np.isfinite(one.value), one.bound, 0.0)
+
+        own = {name: to(one, side) for side, (name, one) in zip(sides, moved.items(), strict=True)}
+        of_mean = to(log_probs, mean_side)
+        return loss(own.pop("log_probs"), *operands, **own, mean_log_probs=of_mean, **options)
+
+    def own_grad(one: LossAnswer) -> Array:
+        return one.grad - one.mean(one.through)
 
     with np.errstate(all="ignore"):
-        answer = at((0,) * len(moved))
-        corners = [at(sides) for sides in product((1, -1), repeat=len(moved))]
+        middle = (0,) * len(moved)
+        answer, corners, through = at(middle), [], np.zeros_like(log_probs.value)
+        for mean_side in (1, -1) if has_mean else (0,):
+            here = [at(sides, mean_side) for sides in product((1, -1), repeat=len(moved))]
+            # The ratio is one for all of a sequence; the rest of each token goes its own way.
+            base = at(middle, mean_side).through if has_mean else answer.through
+            apart = np.max([np.abs(one.through - base) for one in here], axis=0)
+            shared = np.abs(answer.mean(base - answer.through))
+            through = np.maximum(through, shared + answer.mean(apart))
+            corners += here
         away = np.max([np.abs(one.terms - answer.terms) for one in corners], axis=0)
-        bend = np.max([np.abs(one.grad - answer.grad) for one in corners], axis=0)
+        exact = own_grad(answer)
+        bend = np.max([np.abs(own_grad(one) - exact) for one in corners], axis=0) + through
+        lost = np.max([one.grad_lost for one in (answer, *corners)], axis=0)
         bound = c["weight_sum_rtol"] * answer.abs_loss_sum + away.sum() + 2.0**-60
-        of_grad = np.where(answer.ties, ANYTHING, c_grad["rtol"] * answer.grad_scale + bend)
+        of_grad = c_grad["rtol"] * answer.grad_scale + lost + bend
+        of_grad = np.where(answer.ties, ANYTHING, of_grad)
     clips, count = ("num_clip_high", "num_clip_low"), max(answer.counts["num_active"], 1)
     crossed = max(sum(abs(one.counts[n] - answer.counts[n]) for n in clips) for one in corners)
     return BoundedLoss(
@@ -236,10 +275,6 @@ def bounded_ppo_loss(
             np.asarray((crossed + int(answer.ties.sum())) / count + 2.0**-23),
         ),
     )
-
-
-def _pair(spread: Any) -> tuple[Array, Array, Array]:
-    return next(spread), next(spread), next(spread)
 
 
 def _spread(values: Array, active: Array, shape: tuple[int, ...]) -> Array:
@@ -336,11 +371,13 @@ def _ratio_bounds(o: Mapping[str, Any]) -> tuple[float, float]:
 
 def _policy(
     o: Mapping[str, Any], a: Array, r: Array, lp: Array, moves: Array
-) -> tuple[Array, Array, Array, dict[str, int]]:
+) -> tuple[Array, Array, Array, Array, dict[str, int]]:
+    """Value and slope, what of the slope is lost where an exponential underflows, near ties
+    and counts."""
     low, high = _ratio_bounds(o)
     clipped = np.clip(r, low, high)
     ties = _near(r, low) | _near(r, high)
-    dual = np.zeros(len(a), bool)
+    dual, lost = np.zeros(len(a), bool), np.zeros(len(a))
     kind = o["policy_loss"]
     if kind == "gpg":
         value, slope = -a * lp, -a
@@ -351,6 +388,7 @@ def _policy(
         z = np.exp(-tau * (r - 1))
         soft = 1 / (1 + z)
         value, slope = -a * 4 / tau * soft, -a * 4 * soft * (z * soft) * r * moves
+        lost = np.where(z < UNDERFLOW, np.abs(slope), 0.0)
     else:
         plain, bounded = -a * r, -a * clipped
         is_plain, moves_plain = plain >= bounded, np.ones(len(a), bool)
@@ -370,6 +408,7 @@ def _policy(
             value = np.where(dual, -a * c, value)
             slope = np.where(dual, 0.0, slope)
     slope = np.where(np.isnan(value), np.nan, slope)
+    lost = np.where(r < UNDERFLOW, np.abs(slope), lost)
     none = a == 0
     counts = {
         "num_clip_high": int(((a > 0) & (r > high)).sum()),
@@ -377,7 +416,8 @@ def _policy(
         "num_dual_clip": int(dual.sum()),
         "num_outside": int(((r > high) | (r < low)).sum()),
     }
-    return np.where(none, 0.0, value), np.where(none, 0.0, slope), ties, counts
+    value, slope, lost = (np.where(none, 0.0, x) for x in (value, slope, lost))
+    return value, slope, lost, ties, counts
 
 
 def _correction(

@@ -217,10 +217,11 @@ def linear_logprob_gradients(
     itself.
 
     |error| <= store_rtol * |x| + store_atol + sum of E * |other factor|, where
-    E = factor_rtol * |dZ| + G * (slope * p * B + probability_floor) + chain * |dZ|, slope is that
-    of the softcap, and G = |g| + |g_lse| + |g_entropy| (|log p + H| + 2); a softcap adds
-    |dZ| * (error of its slope) + slope_atol * |dZ before the softcap|. An upstream gradient that is
-    off adds the dZ of how far, with its own E.
+    E = factor_rtol * |dZ| + G * (slope * p * B + probability_floor) + underflow + chain * |dZ|,
+    slope is that of the softcap, and G = |g| + |g_lse| + |g_entropy| (|log p + H| + 2); a softcap
+    adds |dZ| * (error of its slope) + slope_atol * |dZ before the softcap|. An upstream gradient
+    that is off adds the dZ of how far, with its own E. The weight's has |dZ| times what
+    `_shifted_off` says besides.
     """
     num_rows, depth = rows.hidden.shape
     vocab = rows.weight.shape[0]
@@ -234,6 +235,7 @@ def linear_logprob_gradients(
     bias, bias_error = np.zeros(vocab), np.zeros(vocab)
     magnitude = np.abs(states)
     with np.errstate(all="ignore"):
+        shifted_off = _shifted_off(rows, upstream, off or {}, forward, magnitude, c["shifted_atol"])
         for block in rows.blocks():
             dz, rounding = _logit_gradients(rows, block, (g, g_entropy, g_lse), forward, c)
             size = np.abs(dz)
@@ -241,14 +243,14 @@ def linear_logprob_gradients(
                 away, its_own = _logit_gradients(rows, block, part, forward, c)
                 size, rounding = size + np.abs(away), rounding + np.abs(away) + its_own
             dz, rounding, size = (np.where(live, x, 0.0) for x in (dz, rounding, size))
-            rounding += c["factor_rtol"] * size
+            rounding += c["factor_rtol"] * size + np.where(live, c["underflow"], 0.0)
             over_vocab = rounding + chain(c, vocab) * size
             over_rows = rounding + chain(c, num_rows) * size
             columns = block.columns
             hidden += dz @ rows.weight[columns]
             hidden_error += over_vocab @ np.abs(rows.weight[columns])
             weight[columns] = dz.T @ states
-            weight_error[columns] = over_rows.T @ magnitude
+            weight_error[columns] = over_rows.T @ magnitude + size.T @ shifted_off
             bias[columns] = dz.sum(axis=0)
             bias_error[columns] = over_rows.sum(axis=0)
     exact = {"hidden": hidden, "weight": weight, "bias": bias}
@@ -263,6 +265,35 @@ def linear_logprob_gradients(
     if "hidden" in found:
         found["hidden"].bound[~live[:, 0]] = 0.0
     return found
+
+
+def _shifted_off(
+    rows: LinearRows,
+    upstream: Mapping[str, Array],
+    off: Mapping[str, Array],
+    forward: LinearLogprob,
+    magnitude: Array,
+    atol: float,
+) -> Array:
+    """How far a hidden state may be off that was made smaller for the weight's gradient: each row's
+    dZ is brought near fp16's largest number by a power of two, and where that is 2^k times the
+    power of the row with the largest gradient, the row's states are divided by 2^k and rounded: by
+    `atol` if not to nothing. 2^k follows from the bound |g| + |g_lse| + |g_entropy| (H + 1) of
+    |dZ|, with what is off on either side."""
+    if atol == 0.0:
+        return np.zeros_like(magnitude)
+    most, least = np.zeros(len(magnitude)), np.zeros(len(magnitude))
+    for name, one in upstream.items():
+        factor = np.abs(rows.logit_scale / rows.temperature)
+        factor = factor * (forward.entropy + 1 if name == "entropy" else 1.0)
+        most += factor * (np.abs(one) + off.get(name, 0.0))
+        least += factor * np.maximum(np.abs(one) - off.get(name, 0.0), 0.0)
+    largest = np.max(most, initial=0.0, where=np.isfinite(most))
+    # The bounds are fp32's; those of one binary exponent have one power of two.
+    steps = np.frexp(largest * (1 + 2.0**-20))[1] - np.frexp(least * (1 - 2.0**-20))[1]
+    steps = np.where(least > 0, np.maximum(steps, 0), 1000)
+    away = np.where(steps > 0, atol * np.exp2(steps), 0.0)
+    return np.asarray(np.minimum(away[:, None], magnitude))
 
 
 def _logit_gradients(
@@ -301,14 +332,15 @@ def logit_gradient(
 ) -> Bounded:
     """Gradient of the logits [N, V], with the coefficients of class logprob_grad.
 
-    |error| <= (rtol + store_rtol) * |x| + store_atol + G * (slope * p * B + upstream_atol), with
-    G, B and what a softcap adds as in linear_logprob_gradients.
+    |error| <= (rtol + store_rtol) * |x| + store_atol + G * (slope * p * B + upstream_atol), and
+    underflow where x is not 0, with G, B and what a softcap adds as in linear_logprob_gradients.
     """
     g = _raw_upstream(rows, upstream)
     (block,) = rows.blocks()
     with np.errstate(all="ignore"):
         dz, rounding = _logit_gradients(rows, block, g, forward, c)
-    return Bounded(dz, rounding + (c["rtol"] + c["store_rtol"]) * np.abs(dz) + c["store_atol"])
+    rounding += (c["rtol"] + c["store_rtol"]) * np.abs(dz) + c["store_atol"]
+    return Bounded(dz, rounding + np.where(dz != 0, c["underflow"], 0.0))
 
 
 def _raw_upstream(

@@ -155,6 +155,7 @@ def linear_outputs_beside(session: Session, case: Case) -> Measured:
 
 
 def _expect_within(kind: str, name: str, got: Any, wanted: Any, bound: Any) -> None:
-    found = deviation(np.asarray(got), Bounded(np.asarray(wanted), np.asarray(bound)))
+    exact = Bounded(np.asarray(wanted), np.asarray(bound))
+    found = deviation(np.asarray(got), exact, "float64")
     if found.worst > 1.0:
         raise Failure(kind, f"{name}: off by {found.max_abs:.3g}, {found.worst:.3g} of the bound")

@@ -12,6 +12,14 @@ FLOATS = ("float32", "float16", "bfloat16")
 LAYOUTS = ("contiguous", "strided", "shifted", "transposed", "expanded")
 
 
+# The smallest magnitude that rounds to infinity: half a step above the largest number.
+OVERFLOW = {
+    "float32": (2 - 2.0**-24) * 2.0**127,
+    "float16": (2 - 2.0**-11) * 2.0**15,
+    "bfloat16": (2 - 2.0**-8) * 2.0**127,
+}
+
+
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
     """Values rounded to `dtype`, as the NumPy type that holds its bits (bfloat16: uint16)."""
     if dtype != "bfloat16":

@@ -67,6 +67,20 @@ def test_an_override_holds_for_its_target_alone(document: Any, tmp_path: Path) -
     assert loaded.coefficients("linear_logprob", "float32", "sm_90a")["atol"] == 2e-5
 
 
+def test_an_override_may_name_all_targets_of_a_family() -> None:
+    """The shipped ones are CUDA's, which rounds shifted rows of fp16."""
+    loaded = contract.load()
+
+    def shifted(dtype: str, arch: str | None) -> float:
+        return loaded.coefficients("linear_logprob_grad", dtype, arch)["shifted_atol"]
+
+    for arch in ("sm_80", "sm_90a", "sm_120", "compute_80"):
+        assert shifted("float16", arch) == 2.0**-25
+        assert shifted("bfloat16", arch) == shifted("float32", arch) == 0.0
+    for other in ("x86-64-v4", None):
+        assert shifted("float16", other) == 0.0
+
+
 def test_an_override_of_an_unknown_coefficient_is_named(document: Any) -> None:
     document["arch_overrides"] = {"sm_80": {"kl": {"float32": {"slack": 1}}}}
     with pytest.raises(ContractError, match=r"sm_80\.kl\.float32: expected one of .*, got slack"):

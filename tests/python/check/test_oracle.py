@@ -11,6 +11,7 @@ import pytest
 
 from rlk.check import contract, loss_oracle, oracle
 from rlk.check.case import Case
+from rlk.check.compare import deviation
 from rlk.check.specs import SPECS
 
 SPEC = SPECS["linear_logp"]
@@ -144,6 +145,69 @@ def test_a_factor_of_16_bits_is_rounded_twice_at_most(
     assert (worst <= 1.0) == holds, worst
 
 
+@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("output", ["logp", "entropy"])
+def test_rows_far_below_the_largest_are_rounded_in_fp16_on_cuda_alone(
+    output: str, lost: int
+) -> None:
+    """Hidden rows are divided by the power of two between the bounds of dZ and rounded; two bits
+    more than that are too many."""
+    single = CONTRACT.coefficients("linear_logprob_grad", "float32")  # stores the gradient
+    worst = {"sm_90a": 0.0, "x86-64-v3": 0.0}
+    for seed in range(20):
+        r = rows(seed, num=2)
+        r.hidden[:] = r.hidden.astype(np.float16)
+        r.hidden[0] = 0.0  # the largest row, which shows in no element
+        g = np.array([1.0, 2.0**-16 * (1 + seed / 20)])
+        found = forward(r)
+        bounds = g / r.temperature * (found.entropy + 1 if output == "entropy" else 1.0)
+        shift = np.diff(np.frexp(bounds)[1])[0] - lost
+        rounded = np.ldexp(np.ldexp(r.hidden, shift).astype(np.float16).astype(float), -shift)
+        exact = gradients(r, g, output)
+        with_rounded = exact["weight"].value / r.hidden[1] * rounded[1]
+        error = np.abs(with_rounded - exact["weight"].value)
+        for arch in worst:
+            c = CONTRACT.coefficients("linear_logprob_grad", "float16", arch)
+            one = oracle.linear_logprob_gradients(r, {output: g}, found, c, {"weight": single})
+            worst[arch] = max(worst[arch], (error / one["weight"].bound).max())
+    assert worst["x86-64-v3"] > 2.0
+    assert (0.5 < worst["sm_90a"] <= 1.0) == (lost == 0), worst
+
+
+def test_a_tiny_gradient_may_underflow() -> None:
+    r, g = rows(), np.full(5, 2.0**-127)
+    found = gradients(r, g)
+    for name, one in found.items():
+        assert (np.abs(one.value) <= one.bound).all(), name
+    larger = gradients(r, 2.0**20 * g)["hidden"]  # is not lost
+    assert (np.abs(larger.value) > larger.bound).any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_what_may_round_to_infinity_may_be_infinite(dtype: str) -> None:
+    last = {
+        "float16": 65504.0,
+        "bfloat16": (2 - 2.0**-7) * 2.0**127,
+        "float32": (2 - 2.0**-23) * 2.0**127,
+    }[dtype]
+    half = {"float16": 2.0**4, "bfloat16": 2.0**119, "float32": 2.0**103}[dtype]
+    for value, got, wanted in (
+        (last, np.inf, 0.5),  # half a step, and the bound is one
+        (last + half, np.inf, 0.0),
+        (last + 3 * half, np.inf, 0.0),
+        (last + half, last, 0.5),
+        (last - 2 * half, np.inf, 1.5),
+        (-last, -np.inf, 0.5),
+        (np.inf, np.inf, 0.0),
+        (np.inf, last, np.inf),
+        (last, np.nan, np.inf),
+    ):
+        exact = oracle.Bounded(np.array([value]), np.array([2 * half]))
+        assert deviation(np.array([got]), exact, dtype).worst == wanted, (value, got)
+    far = oracle.Bounded(np.array([last]), np.array([2 * half]))
+    assert deviation(np.array([-np.inf]), far, dtype).worst > 500
+
+
 def test_closed_forms_of_entropy_and_log_sum_exp() -> None:
     r = rows()
     assert r.bias is not None
@@ -221,3 +285,45 @@ def test_the_oracle_of_the_losses_agrees_with_finite_differences() -> None:
             step[at] = 1e-6
             slope = (loss(lp + step) - loss(lp - step)) / 2e-6
             assert slope == pytest.approx(grad[at], rel=1e-5, abs=1e-8), (options, at)
+
+
+def moved_grads(log_probs: oracle.Bounded, ref: oracle.Bounded, *operands: Any, **options: Any):
+    """Gradients with every log-prob anywhere within its bound, and the bounded one."""
+    c, c_grad = (CONTRACT.coefficients(name, "float32") for name in ("reduction", "reduction_grad"))
+    found = loss_oracle.bounded_ppo_loss(c, c_grad, log_probs, *operands, ref=ref, **options)
+    rng, grads = np.random.default_rng(1), []
+    for _ in range(50):
+        here, there = (
+            one.value + rng.choice([-1, 1], size=one.value.shape) * one.bound
+            for one in (log_probs, ref)
+        )
+        moved = loss_oracle.ppo_loss(here, *operands, ref_log_probs=there, **options)
+        grads.append(np.where(moved.ties | (found.grad.bound > 1e20), found.grad.value, moved.grad))
+    return np.array(grads), found.grad
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
+@pytest.mark.parametrize("weight", ["1", "ratio"])
+def test_log_probs_may_be_off_either_way_each(level: str, weight: str) -> None:
+    """A sequence's ratio and its tokens do not move together."""
+    worst = 0.0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        lp, a, ref = rng.normal(size=(3, 2, 4))
+        old = lp + 0.05 * rng.normal(size=lp.shape)
+        off = np.full(lp.shape, 4e-3)
+        bounded = (oracle.Bounded(one, off) for one in (lp, ref))
+        options = {"kl_coef": 0.1, "kl_weight": weight, "ratio_level": level}
+        grads, found = moved_grads(*bounded, old, a, **options)
+        worst = max(worst, (np.abs(grads - found.value) / found.bound).max())
+    assert 0.2 < worst <= 1.01, worst  # bends are not quite straight
+
+
+def test_the_derivative_of_sapo_may_be_lost_where_its_exponential_underflows() -> None:
+    old = np.array([-4.4, -4.6, -4.0])
+    answer = loss_oracle.ppo_loss(np.zeros(3), old, np.ones(3), policy_loss="sapo")
+    z = np.exp(-(np.exp(-old) - 1))
+    lost = z < 2.0**-124
+    np.testing.assert_array_equal(answer.grad_lost, np.where(lost, np.abs(answer.grad), 0.0))
+    assert lost.any()
+    assert not lost.all()

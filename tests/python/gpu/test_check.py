@@ -45,6 +45,13 @@ def test_hard_inputs_and_transforms():
         assert small.ok, "\n".join(line(failure) for failure in small.failures())
 
 
+@pytest.mark.parametrize(("op", "count"), [("linear_grpo_loss", 12), ("linear_ppo_loss", 83)])
+def test_random_losses_whose_gradients_are_far_apart(op, count):
+    """In fp16 the weight's gradient loses bits of rows far below the largest, within its bound."""
+    report = check(op=op, random=count, seed=700000, variant="generic")
+    assert report.ok, "\n".join(line(failure) for failure in report.failures())
+
+
 def test_settings_are_put_back():
     before = rlk.jit.settings()
     check(dtype="fp32", variant="generic")

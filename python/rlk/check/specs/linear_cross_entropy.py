@@ -136,7 +136,7 @@ class LinearCrossEntropy(LinearLoss):
             found = self.head_gradients(inputs, rows, forward, up, coefficients)
             if e != 0:
                 found = self._with_mean(inputs, rows, found, -e * g, coefficients)
-            return self.laid_out(inputs, active, found)
+            return self.laid_out(active, found)
 
         return Expected(outputs, gradients)
 

@@ -28,7 +28,6 @@ from .group_advantages import torch_group_advantages
 from .grpo_loss import bounded_grpo_loss, with_inactive_sequences
 from .grpo_loss_inputs import samples_of
 from .linear_logp import row_options, torch_active, torch_linear_logp
-from .logp import as_stored
 from .ppo_loss import WEIGHTS, PpoLoss, torch_ppo_loss
 from .ppo_loss_inputs import GIVEN_WEIGHTS
 
@@ -108,15 +107,9 @@ class LinearLoss(OpSpec):
         off = {name: one.bound for name, one in upstream.items()}
         return linear_logprob_gradients(rows, values, forward, store["hidden"], store, off)
 
-    def laid_out(
-        self, inputs: Inputs, active: np.ndarray, found: Mapping[str, Bounded]
-    ) -> dict[str, Bounded]:
-        """As the gradients are stored; those of hidden at their place among all tokens."""
-        stored = {
-            name: Bounded(as_stored(one.value, inputs[name].dtype), one.bound)
-            for name, one in found.items()
-        }
-        return {**stored, "hidden": stored["hidden"].spread(active)}
+    def laid_out(self, active: np.ndarray, found: Mapping[str, Bounded]) -> dict[str, Bounded]:
+        """As the gradients are stored: those of hidden at their place among all tokens."""
+        return {**found, "hidden": found["hidden"].spread(active)}
 
     def random_shape(self, rng: np.random.Generator) -> RandomShape:
         vocab = int(rng.choice([rng.integers(1, 40), rng.integers(1, 600)]))
@@ -172,7 +165,7 @@ class LinearPolicyLoss(LinearLoss):
                 for name, one in of_tokens.items()
             }
             found = self.head_gradients(inputs, rows, policy, up, coefficients)
-            return self.laid_out(inputs, active, found)
+            return self.laid_out(active, found)
 
         return Expected(outputs, gradients)
 

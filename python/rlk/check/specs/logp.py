@@ -139,14 +139,7 @@ def policy_gradient(
     # A masked column has no gradient, whatever the row's: 0 times an infinite one is none.
     masked = rows.logits == -np.inf
     value, bound = (np.where(masked, 0.0, x) for x in (exact.value, exact.bound + more))
-    return Bounded(as_stored(value, case.dtype), bound).spread(active)
-
-
-def as_stored(value: np.ndarray, dtype: str) -> np.ndarray:
-    """What fp16 cannot hold is infinite in it."""
-    if dtype != "float16":
-        return value
-    return np.where(np.abs(value) >= 65520, np.copysign(np.inf, value), value)
+    return Bounded(value, bound).spread(active)
 
 
 def torch_logp(logits: Any, target: Any, **options: Any) -> Any:

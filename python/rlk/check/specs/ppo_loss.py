@@ -19,7 +19,6 @@ from ..oracle import Bounded, Expected
 from ..spec import Adapter, Changes, OpSpec, RandomShape
 from ..stored import Stored, of
 from . import ppo_loss_inputs as inputs_of
-from .logp import as_stored
 
 OPERANDS = ("log_probs", "old_log_probs", "advantages", "loss_mask")
 WEIGHTS = {"loss_weights": True}
@@ -113,19 +112,19 @@ class PpoLoss(OpSpec):
             "clip_ratio": Bounded(np.asarray(clipped / active), np.asarray(slack)),
         }
         of_tokens = {
-            "log_probs": (answer.grad, answer.grad_scale),
-            "entropy": (answer.grad_entropy, np.abs(answer.grad_entropy)),
+            "log_probs": (answer.grad, answer.grad_scale, answer.grad_lost),
+            "entropy": (answer.grad_entropy, np.abs(answer.grad_entropy), 0.0),
         }
 
         def gradients(upstream: Mapping[str, Stored]) -> Mapping[str, Bounded]:
             c, found = coefficients(self.op_class + "_grad", case.dtype), {}
             g = float(upstream["loss"].values())
             for name in self.needs(inputs):
-                grad, scale = of_tokens[name]
-                exact = as_stored(g * grad, case.dtype)
+                grad, scale, lost = of_tokens[name]
+                exact = g * grad
                 # fp16 has no numbers between 0 and 2^-24.
                 size = np.where(np.isinf(exact), 0.0, np.abs(exact))
-                bound = c["rtol"] * np.abs(g) * scale + c["store_rtol"] * size
+                bound = np.abs(g) * (c["rtol"] * scale + lost) + c["store_rtol"] * size
                 bound = bound + np.where(exact != 0, c["store_atol"] + 2.0**-126, 0.0)
                 found[name] = Bounded(exact, np.where(answer.ties, np.inf, bound))
             return found
