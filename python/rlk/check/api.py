@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ from .specs import SPECS
 
 DTYPES = {**{short: dtype for dtype, short in SHORT.items()}, **{d: d for d in SHORT}}
 INPUT_MODES = ("random", "constant", "adversarial", "benchmark")
+BLOCKS = (1, 7, 132)
+MOST_BLOCKS = 1 << 20  # that the setting max_sms takes
+# What says how one size is checked; the suite, random cases and known bugs have their own.
+OF_ONE_SIZE = (
+    *("batch", "seq", "vocab", "hidden", "input_mode", "constant_value", "token_value"),
+    *("options", "grad", "invariance"),
+)
 
 
 def run(
@@ -68,7 +76,7 @@ def run(
     suite: bool = False,
     random: int = 0,
     corpus: str | None = None,
-    blocks: Sequence[int] = (1, 7, 132),
+    blocks: Sequence[int] | None = None,
     contract: Path | str | None = None,
     on_start: Callable[[Report, Result], None] = nothing,
     on_result: Callable[[Result], None] = nothing,
@@ -81,9 +89,10 @@ def run(
     runs the whole suite, random=N adds N random cases; else the sizes batch x seq, vocab and
     hidden are checked, gradients with grad=True, the transforms and rules with invariance=True.
     input_mode: random, constant, benchmark, another of the op's kinds, or adversarial for these.
-    blocks: for how many multiprocessors the transform of that name forces grids, where the
-    candidate lets it (rlk on CUDA).
-    corpus="all", or a name, runs the known bugs of the op alone, see docs/corpus.md.
+    blocks: for how many multiprocessors the transform of that name forces grids (default 1, 7 and
+    132), where the candidate lets it (rlk on CUDA).
+    corpus="all", or a name, runs the known bugs of the op alone, see docs/corpus.md. What has no
+    part in a run, as vocab beside suite=True, is refused.
     options: what such a case passes besides, {"temperature": "row", "bias": "none"}, or "all" for
     each set of the suite; by default with and without a bias.
 
@@ -96,14 +105,16 @@ def run(
         report = rlk.check.run(candidate=my_kernel, vocab=50257, hidden=768, grad=True)
         assert report.ok, report.failures()
     """
+    _expect_a_part(dict(locals()))
     spec = _spec(op)
     expect_positive(batch=batch, seq=seq, vocab=vocab, hidden=hidden)
     if random < 0:
         raise Misuse(f"random: expected >= 0, got {random}")
     if seed < 0:
         raise Misuse(f"seed: expected >= 0, got {seed}")
-    if any(count < 1 for count in blocks):
-        raise Misuse(f"blocks: expected numbers >= 1, got {', '.join(map(str, blocks))}")
+    if blocks is not None and (not blocks or not all(0 < n <= MOST_BLOCKS for n in blocks)):
+        got = ", ".join(map(str, blocks)) or "none"
+        raise Misuse(f"blocks: expected numbers from 1 to {MOST_BLOCKS}, got {got}")
     if token_value is not None and not 0 <= token_value < vocab:
         raise Misuse(f"token_value: expected 0 to {vocab - 1}, got {token_value}")
     modes = dict.fromkeys((*INPUT_MODES, *spec.kinds))
@@ -153,7 +164,9 @@ def run(
     report = None
     for make in _candidates(spec, candidate, device, framework, adapter, variant, target):
         found = make()
-        found.blocks = tuple(blocks)
+        if blocks is not None and found.set_blocks is None:
+            raise Misuse(f"blocks: expected none for {found.name} on {device}, which sets no grids")
+        found.blocks = tuple(blocks or BLOCKS)
         arch = arch_key or found.target
         report = Report(
             op,
@@ -179,6 +192,25 @@ def run(
             run_jobs(Session(spec, found, rules, arch), jobs(found), start, finish)
     assert report is not None
     return report
+
+
+def _expect_a_part(given: Mapping[str, Any]) -> None:
+    """Raises Misuse for an argument of run() that would be ignored."""
+    defaults = {name: one.default for name, one in inspect.signature(run).parameters.items()}
+    modes = {"corpus": "known bugs", "suite": "the whole suite", "random": "random cases"}
+    chosen = [words for name, words in modes.items() if given[name] != defaults[name]]
+    unused = dict.fromkeys(OF_ONE_SIZE, f"none with {chosen[0]}") if chosen else {}
+    if given["corpus"] is not None:  # these alone
+        unused |= dict.fromkeys(("suite", "random"), "none with known bugs")
+    if chosen and not given["suite"]:
+        unused["dtype"] = f"none with {chosen[0]}, which have their own"
+    if given["input_mode"] != "constant":
+        unused.setdefault("constant_value", "an input_mode of constant")
+    if not (given["suite"] or given["corpus"] is not None or given["invariance"]):
+        unused["blocks"] = "invariance, the whole suite or known bugs with it"
+    for name, expected in unused.items():
+        if given[name] != defaults[name]:
+            raise Misuse(f"{name}: expected {expected}, got {given[name]}")
 
 
 def _candidates(

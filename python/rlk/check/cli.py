@@ -42,10 +42,21 @@ def main(arguments: Sequence[str] | None = None, *, isolated: bool = True) -> in
     """
     given = parser().parse_args(arguments)
     if given.list:
+        alone = parser().parse_args(["--list"])
+        more = [name for name, value in vars(given).items() if value != getattr(alone, name)]
+        if more:
+            print(f"rlk-check: --list: expected alone, got {_flag(more[0])}", file=sys.stderr)
+            return 2
         print(listing(), end="")
         return 0
     if "" not in sys.path:
         sys.path.insert(0, "")  # MODULE:FUNCTION beside the caller, as with python -m
+    if given.json is not None and given.json == given.junit:
+        print(
+            f"rlk-check: --junit: expected another file than --json, got {given.junit}",
+            file=sys.stderr,
+        )
+        return 2
     for name in ("json", "junit"):
         if problem := _why_not_writable(getattr(given, name)):
             print(f"rlk-check: --{name}: {problem}", file=sys.stderr)
@@ -54,8 +65,7 @@ def main(arguments: Sequence[str] | None = None, *, isolated: bool = True) -> in
         found = [_run(op, given, isolated) for op in given.op or _default_ops(given)]
     except Misuse as error:
         argument, _, rest = str(error).partition(":")
-        flag = {"options": "option"}.get(argument, argument.replace("_", "-"))
-        print(f"rlk-check: --{flag}:{rest}", file=sys.stderr)
+        print(f"rlk-check: {_flag(argument)}:{rest}", file=sys.stderr)
         return 2
     except ContractError as error:
         print(f"rlk-check: {error}", file=sys.stderr)
@@ -69,6 +79,11 @@ def main(arguments: Sequence[str] | None = None, *, isolated: bool = True) -> in
         for one in found:
             print(reports.summary(one))
     return 0 if all(one.ok for one in found) else 1
+
+
+def _flag(argument: str) -> str:
+    """The flag of an argument of rlk.check.run."""
+    return "--" + {"options": "option", "suite": "all"}.get(argument, argument.replace("_", "-"))
 
 
 class Parser(argparse.ArgumentParser):
@@ -185,10 +200,15 @@ def _options(texts: Sequence[str] | None) -> dict[str, str] | str | None:
         return None
     if texts == ["all"]:
         return "all"
+    found: dict[str, str] = {}
     for text in texts:
-        if "=" not in text:
+        name, equals, value = text.partition("=")
+        if not equals:
             raise Misuse(f"option: expected NAME=VALUE, or all alone, got {text}")
-    return dict(text.split("=", 1) for text in texts)
+        if name in found:
+            raise Misuse(f"option: expected {name} once, got {name}={found[name]} and {text}")
+        found[name] = value
+    return found
 
 
 def _numbers(name: str, text: str) -> list[int]:

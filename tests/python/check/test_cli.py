@@ -78,6 +78,12 @@ def test_a_broken_kernel_exits_1_and_says_where(capsys: Any) -> None:
         (("--option", "logit_scale=inf"), "--option: logit_scale: expected a number"),
         (("--option", "return_lse=1"), "--option: return_lse: expected True or False"),
         (("--option", "top_k=30"), "--option"),
+        (("--option", "bias=none", "--option", "bias=same"), "--option: expected bias once"),
+        (("--all", "--vocab", "100"), "--vocab: expected none with the whole suite, got 100"),
+        (("--corpus", "--hidden", "8"), "--hidden: expected none with known bugs, got 8"),
+        (("--list", "--vocab", "100"), "--list: expected alone, got --"),
+        (("--blocks", ""), "--blocks: expected numbers as 1,7,132, got"),
+        (("--json", "report", "--junit", "report"), "--junit: expected another file than --json"),
     ],
 )
 def test_misuse_exits_2_with_one_line(arguments: Any, named: str, capsys: Any) -> None:
