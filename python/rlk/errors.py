@@ -85,11 +85,13 @@ def shape_of(tensor: Any) -> tuple[int, ...] | None:
 
 
 def text(value: object) -> str:
-    """A value in a message; an int of thousands of digits has no decimal form."""
+    """A value in a message, of an array what it is: its numbers are many and may be on a device."""
+    if shape := shape_of(value):
+        return f"{type(value).__name__} {getattr(value, 'dtype', '')} {list(shape)}"
     try:
         return repr(value)
     except ValueError:
-        return "an int of too many digits"
+        return "an int of too many digits"  # thousands have no decimal form
 
 
 def fail(op: str, argument: str, expected: str, got: Any) -> NoReturn:

@@ -184,7 +184,8 @@ def _check(given: Arguments) -> tuple[float, float]:
     if lse_scale is None or not abs(lse_scale) < inf:
         fail(_OP, "lse_square_scale", "a finite number", text(given["lse_square_scale"]))
     if reduction != "mean" and given["global_tokens"] is not None:
-        fail(_OP, "global_tokens", "None without a mean", f"it with {{reduction}} {reduction!r}")
+        expected = f"None where {{reduction}} is {reduction!r}"
+        fail(_OP, "global_tokens", expected, text(given["global_tokens"]))
     if reduction == "none" and given["loss_group"] is not None:
         fail(_OP, "loss_group", "None where {reduction} is 'none'", "a group")
     if smoothing != 0:

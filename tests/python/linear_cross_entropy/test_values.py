@@ -284,7 +284,7 @@ WRONG = [
     ({"label_smoothing": 1.5}, "label_smoothing", "from 0 to 1"),
     ({"label_smoothing": "a"}, "label_smoothing", "from 0 to 1"),
     ({"lse_square_scale": float("nan")}, "lse_square_scale", "finite"),
-    ({"global_tokens": 3, "reduction": "sum"}, "global_tokens", "mean"),
+    ({"global_tokens": 3, "reduction": "sum"}, "global_tokens", "where reduction is 'sum', got 3"),
     ({"global_tokens": 0}, "global_tokens", "above 0"),
     ({"grad_scale": None}, "grad_scale", "number"),
     ({"mask": torch.ones(3)}, "mask", "shape"),
