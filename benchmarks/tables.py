@@ -44,7 +44,7 @@ def readme() -> str:
         if run["what"] == "grpo" and run["shape"][2:] == list(MAIN[1:])
     }
     loss_of = {
-        "Liger chunked": "Liger GRPO",
+        "Liger chunked": "Liger GRPO, one chunk",
         "Liger sm_90": "Liger sm_90 + torch",
     }
 
