@@ -79,11 +79,11 @@ class Contract:
 
 def load(path: Path | str = DEFAULT_PATH) -> Contract:
     """Reads and checks a contract file; raises ContractError naming what is missing or wrong."""
-    text = Path(path).read_text(encoding="utf-8")
     try:
+        text = Path(path).read_text(encoding="utf-8")
         document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ContractError(f"contract: {path}: expected JSON, got {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ContractError(f"contract: {path}: expected a file of JSON, got {error}") from error
     check_schema(document)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     classes = {

@@ -104,6 +104,13 @@ def test_a_broken_contract_exits_2(tmp_path: Path, capsys: Any) -> None:
     file.write_text("{}")
     assert main([*REFERENCE, "--contract", str(file)]) == 2
     assert "contract: file: expected" in capsys.readouterr().err
+    for content in (b"{", b"\xff", b"[" * 100_000):
+        file.write_bytes(content)
+        assert main([*REFERENCE, "--contract", str(file)]) == 2
+        assert f"contract: {file}: expected a file of JSON, got" in capsys.readouterr().err
+    for place in (tmp_path, tmp_path / "none"):
+        assert main([*REFERENCE, "--contract", str(place)]) == 2
+        assert f"contract: {place}: expected a file of JSON, got" in capsys.readouterr().err
 
 
 def test_json_has_the_documented_fields(tmp_path: Path) -> None:
