@@ -137,8 +137,16 @@ def run(
         for kind in kinds
         for chosen in _option_sets(spec, kind, options)
     ]
-    for case in cases:
-        spec.build(case)  # what cannot be built is misuse, said before any work
+    try:
+        for case in cases:
+            spec.build(case)  # what cannot be built is misuse, said before any work
+    except (MemoryError, ValueError) as error:
+        sides = {"batch": batch, "seq": seq, **sizes}
+        name = max(sides, key=lambda side: sides[side])
+        if isinstance(error, ValueError) and sides[name] < 1 << 40:  # not NumPy's of a huge size
+            raise
+        got = f"got {sides[name]}"
+        raise Misuse(f"{name}: expected a size that memory has room for, {got}") from error
     shared = Shared()
     bugs = [] if corpus is None else known_bugs(corpus)
     if bugs and op not in {bug.op for bug in bugs}:

@@ -193,6 +193,8 @@ def test_the_candidate_cannot_reach_the_oracles_inputs() -> None:
         ({"blocks": (7,), "invariance": True}, "blocks"),  # of a kernel that sets none
         ({"blocks": (7,)}, "blocks"),
         ({"constant_value": 2.0}, "constant_value"),
+        ({"vocab": 10**14}, "vocab"),
+        ({"batch": 10**30}, "batch"),
         ({"suite": True, "vocab": 100}, "vocab"),
         ({"suite": True, "options": {"bias": "none"}}, "options"),
         ({"random": 3, "dtype": "fp16"}, "dtype"),
