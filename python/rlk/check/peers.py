@@ -101,6 +101,53 @@ class Tokens:
         shaped = values.float().reshape(self._shape)
         return torch.where(self._active, shaped, torch.zeros_like(shaped))
 
+    def results(self, log_probs: Any, entropy: Any) -> Any:
+        """Log-probs, or with an entropy that is not None linear_logp's three outputs."""
+        if entropy is None:
+            return self.spread(log_probs)
+        return self.spread(log_probs), self.spread(entropy), None
+
+    def reduced(self, loss_sum: Any, reduction: str) -> Any:
+        """A sum over tokens as linear_cross_entropy reduces it: the mean over no token is 0."""
+        if reduction == "sum":
+            return loss_sum.float()
+        return loss_sum.float() / self.num_active.clamp(min=1)
+
+
+def of_hidden(call: Function, ignored: int = IGNORED) -> Function:
+    """The op's arguments around call(tokens, weight, bias=, ...): what it lacks is a TypeError."""
+
+    def function(
+        hidden: Any,
+        weight: Any,
+        target: Any,
+        bias: Any = None,
+        *,
+        mask: Any = None,
+        ignore_index: int | None = IGNORED,
+        **options: Any,
+    ) -> Any:
+        given = options if bias is None else {**options, "bias": bias}
+        return call(Tokens(hidden, target, mask, ignore_index, ignored), weight, **given)
+
+    return function
+
+
+def of_logits(call: Function, ignored: int = IGNORED) -> Function:
+    """The same around call(tokens, ...)."""
+
+    def function(
+        logits: Any,
+        target: Any,
+        *,
+        mask: Any = None,
+        ignore_index: int | None = IGNORED,
+        **options: Any,
+    ) -> Any:
+        return call(Tokens(logits, target, mask, ignore_index, ignored), **options)
+
+    return function
+
 
 def scalar_temperature(arguments: Mapping[str, Any]) -> str | None:
     return "a temperature a row" if isinstance(arguments.get("temperature"), Stored) else None
@@ -134,22 +181,12 @@ def liger_linear_logp() -> Function:
     module = importlib.import_module("liger_kernel.ops.fused_linear_cross_entropy")
     apply = module.LigerFusedLinearCrossEntropyFunction.apply
 
-    def logp(
-        hidden: Any,
-        weight: Any,
-        target: Any,
-        bias: Any = None,
-        *,
-        mask: Any = None,
-        ignore_index: int | None = IGNORED,
-        softcap: float | None = None,
-    ) -> Any:
-        t = Tokens(hidden, target, mask, ignore_index, IGNORED)
+    def logp(t: Tokens, weight: Any, bias: Any = None, softcap: float | None = None) -> Any:
         # class weights, ignore_index, z-loss, label smoothing, reduction
         loss = apply(t.rows, weight, t.ids, bias, None, IGNORED, 0.0, 0.0, "none", softcap)[0]
         return t.spread(-loss)
 
-    return logp
+    return of_hidden(logp)
 
 
 def liger_cute_linear_logp() -> Function:
@@ -157,44 +194,23 @@ def liger_cute_linear_logp() -> Function:
     name = "liger_kernel.ops.cutedsl.ops.fused_scaled_cross_entropy_sm90"
     apply = importlib.import_module(name).LigerFusedScaledCrossEntropySM90Function.apply
 
-    def logp(
-        hidden: Any,
-        weight: Any,
-        target: Any,
-        *,
-        temperature: float = 1.0,
-        mask: Any = None,
-        ignore_index: int | None = IGNORED,
-        return_entropy: bool = False,
-    ) -> Any:
-        t = Tokens(hidden, target, mask, ignore_index, IGNORED)
+    def logp(t: Tokens, weight: Any, temperature: float = 1.0, return_entropy: bool = False) -> Any:
         found = apply(t.rows, weight, t.ids, temperature, IGNORED, 1, return_entropy)
-        if not return_entropy:
-            return t.spread(-found)
-        nll, entropy = found
-        return t.spread(-nll), t.spread(entropy), None
+        nll, entropy = found if return_entropy else (found, None)
+        return t.results(-nll, entropy)
 
-    return logp
+    return of_hidden(logp)
 
 
 def cce_linear_logp(**filtering: None) -> Function:
     """CCE. Its default leaves small gradients out; filter_eps=None computes all."""
     function = importlib.import_module("cut_cross_entropy").linear_cross_entropy
 
-    def logp(
-        hidden: Any,
-        weight: Any,
-        target: Any,
-        *,
-        mask: Any = None,
-        ignore_index: int | None = IGNORED,
-        softcap: float | None = None,
-    ) -> Any:
-        t = Tokens(hidden, target, mask, ignore_index, IGNORED)
+    def logp(t: Tokens, weight: Any, softcap: float | None = None) -> Any:
         given = {"softcap": softcap, "reduction": "none", **filtering}
         return t.spread(-function(t.rows, weight, t.ids, **given))
 
-    return logp
+    return of_hidden(logp)
 
 
 def verl_linear_logp() -> Function:
@@ -202,23 +218,11 @@ def verl_linear_logp() -> Function:
     apply = import_below("verl.utils.kernel.linear_cross_entropy").linear_cross_entropy
     import_below("verl.utils.kernel.kernels")  # wanted at the first call only: fail here
 
-    def logp(
-        hidden: Any,
-        weight: Any,
-        target: Any,
-        *,
-        temperature: float = 1.0,
-        mask: Any = None,
-        ignore_index: int | None = IGNORED,
-        return_entropy: bool = False,
-    ) -> Any:
-        t = Tokens(hidden, target, mask, ignore_index, 0)
+    def logp(t: Tokens, weight: Any, temperature: float = 1.0, return_entropy: bool = False) -> Any:
         log_probs, entropy = apply(t.rows, weight, t.ids, float(temperature), "none", None)
-        if not return_entropy:
-            return t.spread(log_probs)
-        return t.spread(log_probs), t.spread(entropy), None
+        return t.results(log_probs, entropy if return_entropy else None)
 
-    return logp
+    return of_hidden(logp, ignored=0)
 
 
 # --- logp -----------------------------------------------------------------------------------------
@@ -229,42 +233,24 @@ def liger_logp() -> Function:
     module = importlib.import_module("liger_kernel.ops.cross_entropy")
     apply = module.LigerCrossEntropyFunction.apply
 
-    def logp(
-        logits: Any,
-        target: Any,
-        *,
-        mask: Any = None,
-        ignore_index: int | None = IGNORED,
-        softcap: float | None = None,
-    ) -> Any:
-        t = Tokens(logits, target, mask, ignore_index, IGNORED)
+    def logp(t: Tokens, softcap: float | None = None) -> Any:
         # class weights, ignore_index, z-loss, label smoothing, reduction
         return t.spread(-apply(t.rows, t.ids, None, IGNORED, 0.0, 0.0, "none", softcap)[0])
 
-    return logp
+    return of_logits(logp)
 
 
 def quack_logp() -> Function:
     """QuACK's cross entropy of logits."""
     function = importlib.import_module("quack.cross_entropy").cross_entropy
 
-    def logp(
-        logits: Any, target: Any, *, mask: Any = None, ignore_index: int | None = IGNORED
-    ) -> Any:
-        t = Tokens(logits, target, mask, ignore_index, IGNORED)
+    def logp(t: Tokens) -> Any:
         return t.spread(-function(t.rows, t.ids, ignore_index=IGNORED, reduction="none"))
 
-    return logp
+    return of_logits(logp)
 
 
 # --- linear_cross_entropy -------------------------------------------------------------------------
-
-
-def _reduced(tokens: Tokens, loss_sum: Any, reduction: str) -> Any:
-    """A sum over tokens as the op reduces it: the mean over no token is 0."""
-    if reduction == "sum":
-        return loss_sum.float()
-    return loss_sum.float() / tokens.num_active.clamp(min=1)
 
 
 def quack_linear_cross_entropy() -> Function:
@@ -272,41 +258,22 @@ def quack_linear_cross_entropy() -> Function:
     derivative in the storage type."""
     function = importlib.import_module("quack.linear_cross_entropy").chunked_linear_cross_entropy
 
-    def loss(
-        hidden: Any,
-        weight: Any,
-        target: Any,
-        *,
-        mask: Any = None,
-        ignore_index: int | None = IGNORED,
-        reduction: str = "mean",
-    ) -> Any:
-        t = Tokens(hidden, target, mask, ignore_index, IGNORED)
+    def loss(t: Tokens, weight: Any, reduction: str = "mean") -> Any:
         total = function(t.rows, weight, t.ids, ignore_index=IGNORED, reduction="sum")
-        return _reduced(t, total, reduction)
+        return t.reduced(total, reduction)
 
-    return loss
+    return of_hidden(loss)
 
 
 def cce_linear_cross_entropy(**filtering: None) -> Function:
     """CCE's sum."""
     function = importlib.import_module("cut_cross_entropy").linear_cross_entropy
 
-    def loss(
-        hidden: Any,
-        weight: Any,
-        target: Any,
-        *,
-        mask: Any = None,
-        ignore_index: int | None = IGNORED,
-        softcap: float | None = None,
-        reduction: str = "mean",
-    ) -> Any:
-        t = Tokens(hidden, target, mask, ignore_index, IGNORED)
+    def loss(t: Tokens, weight: Any, softcap: float | None = None, reduction: str = "mean") -> Any:
         given = {"softcap": softcap, "reduction": "sum", **filtering}
-        return _reduced(t, function(t.rows, weight, t.ids, **given), reduction)
+        return t.reduced(function(t.rows, weight, t.ids, **given), reduction)
 
-    return loss
+    return of_hidden(loss)
 
 
 def liger_linear_cross_entropy() -> Function:
@@ -315,24 +282,19 @@ def liger_linear_cross_entropy() -> Function:
     apply = module.LigerFusedLinearCrossEntropyFunction.apply
 
     def loss(
-        hidden: Any,
+        t: Tokens,
         weight: Any,
-        target: Any,
         bias: Any = None,
-        *,
-        mask: Any = None,
-        ignore_index: int | None = IGNORED,
         softcap: float | None = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
         lse_square_scale: float = 0.0,
     ) -> Any:
-        t = Tokens(hidden, target, mask, ignore_index, IGNORED)
         more = (lse_square_scale, label_smoothing, "sum", softcap)
         total = apply(t.rows, weight, t.ids, bias, None, IGNORED, *more)[0]
-        return _reduced(t, total, reduction)
+        return t.reduced(total, reduction)
 
-    return loss
+    return of_hidden(loss)
 
 
 # --- torch.compile --------------------------------------------------------------------------------
@@ -341,10 +303,10 @@ def liger_linear_cross_entropy() -> Function:
 def _rows_of_logits(
     logits: Any,
     ids: Any,
-    temperature: Any,
-    softcap: float | None,
-    logit_scale: float,
-    return_entropy: bool,
+    temperature: Any = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_entropy: bool = False,
 ) -> Any:
     """log p and entropy of each row, in fp32."""
     import torch
@@ -358,21 +320,28 @@ def _rows_of_logits(
     return logp.gather(-1, ids[:, None])[:, 0], entropy
 
 
+def _of_rows(options: dict[str, Any]) -> dict[str, Any]:
+    """A temperature's rows side by side, as those of the logits."""
+    import torch
+
+    heat = options.get("temperature")
+    return {**options, "temperature": heat.reshape(-1)} if torch.is_tensor(heat) else options
+
+
 def compiled_linear_logp() -> Function:
     """Logits in memory, from 16 bits widened before the softmax."""
     import torch
 
     @torch.compile
-    def rows(hidden: Any, weight: Any, ids: Any, bias: Any, *options: Any) -> Any:
+    def rows(hidden: Any, weight: Any, ids: Any, bias: Any, **options: Any) -> Any:
         logits = torch.nn.functional.linear(hidden, weight)
         logits = logits if bias is None else logits + bias
-        return _rows_of_logits(logits, ids, *options)
+        return _rows_of_logits(logits, ids, **options)
 
-    def logp(hidden: Any, weight: Any, target: Any, bias: Any = None, **options: Any) -> Any:
-        call: Function = lambda t, *more: rows(t.rows, weight, t.ids, bias, *more)  # noqa: E731
-        return _spread_compiled(call, hidden, target, **options)
+    def logp(t: Tokens, weight: Any, bias: Any = None, **options: Any) -> Any:
+        return t.results(*rows(t.rows, weight, t.ids, bias, **_of_rows(options)))
 
-    return logp
+    return of_hidden(logp, ignored=0)
 
 
 def compiled_logp() -> Function:
@@ -381,33 +350,10 @@ def compiled_logp() -> Function:
 
     rows = torch.compile(_rows_of_logits)
 
-    def logp(logits: Any, target: Any, **options: Any) -> Any:
-        call: Function = lambda t, *more: rows(t.rows, t.ids, *more)  # noqa: E731
-        return _spread_compiled(call, logits, target, **options)
+    def logp(t: Tokens, **options: Any) -> Any:
+        return t.results(*rows(t.rows, t.ids, **_of_rows(options)))
 
-    return logp
-
-
-def _spread_compiled(
-    call: Function,
-    rows: Any,
-    target: Any,
-    *,
-    mask: Any = None,
-    ignore_index: int | None = IGNORED,
-    temperature: Any = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    return_entropy: bool = False,
-) -> Any:
-    import torch
-
-    t = Tokens(rows, target, mask, ignore_index, 0)
-    heat = temperature.reshape(-1) if torch.is_tensor(temperature) else temperature
-    log_probs, entropy = call(t, heat, softcap, logit_scale, return_entropy)
-    if not return_entropy:
-        return t.spread(log_probs)
-    return t.spread(log_probs), t.spread(entropy), None
+    return of_logits(logp, ignored=0)
 
 
 def compiled_linear_cross_entropy() -> Function:
@@ -425,20 +371,15 @@ def compiled_linear_cross_entropy() -> Function:
         )
 
     def loss(
-        hidden: Any,
+        t: Tokens,
         weight: Any,
-        target: Any,
         bias: Any = None,
-        *,
-        mask: Any = None,
-        ignore_index: int | None = IGNORED,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Any:
-        t = Tokens(hidden, target, mask, ignore_index, IGNORED)
-        return _reduced(t, total(t.rows, weight, t.ids, bias, label_smoothing), reduction)
+        return t.reduced(total(t.rows, weight, t.ids, bias, label_smoothing), reduction)
 
-    return loss
+    return of_hidden(loss)
 
 
 def _never_eager() -> AbstractContextManager[Any]:
