@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import environment, number, print_table, run_child, write_json
+from harness import environment, median_and_range, print_table, run_child, write_json
 
 PROCESSES = 5
 #: Operation, dtype and sizes N x D x V; of det_gemm M x K x N, of logp and grpo_loss N x V.
@@ -134,9 +134,7 @@ def row_of(found: dict[str, Any]) -> list[object]:
     """Medians and ranges."""
 
     def cell(kind: str, key: str) -> str:
-        times = [run[key] for run in found["processes"][kind]]
-        least, most = number(float(min(times))), number(float(max(times)))
-        return f"{number(float(statistics.median(times)))} ({least} to {most})"
+        return median_and_range(run[key] for run in found["processes"][kind])
 
     name = f"{found['op']} {found['dtype']} {' x '.join(map(str, found['sizes']))}"
     alone, forward = cell("forward", "total_ms"), cell("both", "forward_ms")

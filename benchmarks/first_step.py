@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from harness import environment, number, print_table, run_child, write_json
+from harness import environment, median_and_range, print_table, run_child, write_json
 
 from rlk._program import command
 
@@ -90,9 +89,7 @@ def row_of(found: dict[str, Any]) -> list[object]:
     """Medians and ranges."""
 
     def cell(kind: str, key: str) -> str:
-        times = [run[key] for run in found["processes"][kind]]
-        least, most = number(float(min(times))), number(float(max(times)))
-        return f"{number(float(statistics.median(times)))} ({least} to {most})"
+        return median_and_range(run[key] for run in found["processes"][kind])
 
     cells = [cell(kind, key) for kind in ("empty", "pack") for key in ("log_probs_ms", "step_ms")]
     return [found["head"], *cells, found["processes"]["empty"][0]["compiles"]]

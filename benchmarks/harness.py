@@ -270,5 +270,12 @@ def number(value: object) -> str:
     return f"{value:.{max(0, 3 - len(str(int(abs(value)))))}f}"
 
 
+def median_and_range(values: Iterable[float]) -> str:
+    """3.23 (3.00 to 3.50)."""
+    ordered = sorted(map(float, values))
+    middle = number(statistics.median(ordered))
+    return f"{middle} ({number(ordered[0])} to {number(ordered[-1])})"
+
+
 def _is_number(cell: str) -> bool:
     return cell in ("", "-") or cell[0].isdigit()
