@@ -105,8 +105,8 @@ def run(
         report = rlk.check.run(candidate=my_kernel, vocab=50257, hidden=768, grad=True)
         assert report.ok, report.failures()
     """
-    _expect_a_part(dict(locals()))
     spec = _spec(op)
+    _expect_a_part(spec, dict(locals()))
     expect_positive(batch=batch, seq=seq, vocab=vocab, hidden=hidden)
     if random < 0:
         raise Misuse(f"random: expected >= 0, got {random}")
@@ -124,13 +124,15 @@ def run(
         raise Misuse(f"invariance: expected an input_mode of random or constant, got {input_mode}")
     dtypes = _dtypes(dtype)
     rules = contracts.load(contract or contracts.DEFAULT_PATH)
+    if arch_key is not None and not rules.knows(arch_key):
+        raise Misuse(f"arch_key: expected a target such as x86-64-v3 or sm_90a, got {arch_key}")
     values: dict[str, Any] = {}
     if constant_value is not None:
         values["constant_value"] = constant_value
     if token_value is not None:
         values |= {"token_value": token_value, "ignored": 0}
     kinds = spec.adversarial if input_mode == "adversarial" else (input_mode,)
-    sizes = {"vocab": vocab, "hidden": hidden}
+    sizes = {n: side for n, side in {"vocab": vocab, "hidden": hidden}.items() if n in spec.sizes}
     cases = [
         Case(op, name, (batch, seq), sizes, kind, "contiguous", {**chosen, **values}, seed)
         for name in dtypes
@@ -202,7 +204,7 @@ def run(
     return report
 
 
-def _expect_a_part(given: Mapping[str, Any]) -> None:
+def _expect_a_part(spec: OpSpec, given: Mapping[str, Any]) -> None:
     """Raises Misuse for an argument of run() that would be ignored."""
     defaults = {name: one.default for name, one in inspect.signature(run).parameters.items()}
     modes = {"corpus": "known bugs", "suite": "the whole suite", "random": "random cases"}
@@ -212,6 +214,10 @@ def _expect_a_part(given: Mapping[str, Any]) -> None:
         unused |= dict.fromkeys(("suite", "random"), "none with known bugs")
     if chosen and not given["suite"]:
         unused["dtype"] = f"none with {chosen[0]}, which have their own"
+    for name in {"vocab", "hidden"} - {*spec.sizes}:
+        unused.setdefault(name, f"none for {spec.name}, which has no such size")
+    if spec.ids is None:
+        unused.setdefault("token_value", f"none for {spec.name}, which has no token ids")
     if given["input_mode"] != "constant":
         unused.setdefault("constant_value", "an input_mode of constant")
     if not (given["suite"] or given["corpus"] is not None or given["invariance"]):

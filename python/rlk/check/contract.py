@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,6 +17,7 @@ FORMAT = 1
 DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT_PATH = Path(__file__).with_name("contract.json")
 
+TARGET = re.compile(r"x86-64-v[2-4]|(sm|compute)_\d+[a-z]?")
 ANY = "any"  # in place of a dtype: what holds for all three
 #: The coefficients of a bound, by op class and dtype.
 Coefficients = Callable[[str, str], Mapping[str, float]]
@@ -75,6 +77,10 @@ class Contract:
             if fnmatchcase(arch or "", pattern):
                 merged.update(override.get(op_class, {}).get(dtype, {}))
         return merged
+
+    def knows(self, arch: str) -> bool:
+        """Whether it is named as a target is, or has an override of its own here."""
+        return arch in self.arch_overrides or TARGET.fullmatch(arch) is not None
 
 
 def load(path: Path | str = DEFAULT_PATH) -> Contract:

@@ -60,6 +60,7 @@ class OpSpec(ABC):
     axes: Mapping[str, tuple[str, ...]]  # the trailing dimensions of a value, where it has some
 
     # The cases.
+    sizes: tuple[str, ...] = ("vocab", "hidden")  # besides those of the rows
     kinds: Mapping[str, str]  # input kind -> what it is for
     adversarial: Sequence[str]  # all of them but the tame: kinds of --input-mode adversarial
     forward_only: tuple[str, ...] = ()  # kinds without a defined gradient

@@ -13,6 +13,8 @@ from broken import Reference
 
 import rlk.check
 from rlk.check import Misuse
+from rlk.check.case import Case
+from rlk.check.specs import SPECS
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -193,6 +195,10 @@ def test_the_candidate_cannot_reach_the_oracles_inputs() -> None:
         ({"blocks": (7,), "invariance": True}, "blocks"),  # of a kernel that sets none
         ({"blocks": (7,)}, "blocks"),
         ({"constant_value": 2.0}, "constant_value"),
+        ({"arch_key": "nope"}, "arch_key"),
+        ({"op": "logp", "hidden": 64}, "hidden"),
+        ({"op": "ppo_loss", "vocab": 300}, "vocab"),
+        ({"op": "ppo_loss", "token_value": 3}, "token_value"),
         ({"vocab": 10**14}, "vocab"),
         ({"batch": 10**30}, "batch"),
         ({"suite": True, "vocab": 100}, "vocab"),
@@ -218,6 +224,24 @@ def test_misuse_names_the_argument_and_does_no_work(arguments: Any, named: str) 
     with pytest.raises(Misuse, match=f"^{named}: expected"):
         rlk.check.run(**{"candidate": kernel, **arguments})
     assert not calls
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
+def test_what_one_size_takes_shows_in_its_inputs(spec: Any) -> None:
+    sizes = dict.fromkeys(spec.sizes, 24)
+    base = Case(spec.name, "float32", (2, 8), sizes, "constant", "contiguous", {}, 0)
+    values = {"constant_value": 0.25} | ({"token_value": 5, "ignored": 0} if spec.ids else {})
+    changed = [{"options": values}, *({"sizes": {**sizes, name: 25}} for name in sizes)]
+
+    def floats(**changes: Any) -> Any:
+        stored = spec.build(base.but(**changes)).values.values()
+        return [one.values() for one in stored if hasattr(one, "values")]
+
+    for changes in changed:
+        pairs = zip(floats(), floats(**changes), strict=True)
+        assert any(a.shape != b.shape or (a != b).any() for a, b in pairs), changes
+    if spec.ids:
+        assert (spec.build(base.but(options=values))[spec.ids].raw() == 5).all()
 
 
 def test_a_cuda_kernel_on_the_cpu_is_misuse() -> None:

@@ -91,7 +91,9 @@ class DetGemm(OpSpec):
         if case.kind == "benchmark":
             b /= np.sqrt(terms)
         if case.kind == "constant":
-            a, b = np.full_like(a, 0.75), np.full_like(b, -1.5)
+            value = case.options.get("constant_value")
+            both = (0.75, -1.5) if value is None else (value, value)
+            a, b = np.full_like(a, both[0]), np.full_like(b, both[1])
         if case.kind == "one_sign":
             a, b = np.abs(a) + 0.5, np.abs(b) + 0.5
         if case.kind == "cancel":

@@ -57,6 +57,7 @@ class GroupAdvantages(OpSpec):
         {"samples": 1, "group_of_one": "reward"},
     )
     own_options = ("samples",)
+    sizes = ()
     shapes: Sequence[Changes] = ({"lead": (5,)}, {"lead": (0,)}, {"lead": (3, 7)})
     specialized_shapes = shapes
     combinations: Sequence[Changes] = tuple(

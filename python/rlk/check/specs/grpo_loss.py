@@ -54,6 +54,7 @@ class GrpoLoss(OpSpec):
     kinds = inputs_of.KINDS
     option_sets = inputs_of.OPTION_SETS
     own_options = ("ignored", "samples", "mask")
+    sizes = ("vocab",)
     all_active: Mapping[str, Any] = {"mask": "none"}
     shapes: Sequence[Changes] = (
         _shape(12, 7, 130),

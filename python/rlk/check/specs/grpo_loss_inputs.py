@@ -61,6 +61,8 @@ def draw(case: Case) -> dict[str, Any]:
     if case.kind in ("near", "equal"):
         rewards = np.repeat(rewards[::samples], samples)
     ids = rng.integers(0, vocab, tokens)
+    if "token_value" in o:
+        ids = np.full(tokens, o["token_value"])
     log_probs = np.take_along_axis(log_softmax(policy), ids[..., None], -1)[..., 0]
     old = log_probs + spread * rng.normal(size=tokens)
     if case.kind == "far":

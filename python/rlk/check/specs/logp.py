@@ -36,6 +36,7 @@ class Logp(LinearLogp):
         {k: v for k, v in o.items() if k != "bias"} for o in inputs_of.OPTION_SETS
     )
     own_options = ("mask", "target")
+    sizes = ("vocab",)
     # Sizes around the leaves of 128 and 192 and around vector widths, odd, no rows.
     shapes: Sequence[Changes] = (
         shape((2, 8), 257),

@@ -42,6 +42,7 @@ class PpoLoss(OpSpec):
     kinds = inputs_of.KINDS
     option_sets = inputs_of.OPTION_SETS
     own_options = ("mask", "loss_weights", "importance_weights")
+    sizes = ()
     shapes: Sequence[Changes] = tuple(
         {"lead": lead} for lead in ((4, 19), (1, 1), (3,), (0,), (2, 0), (1, 4099), (130, 3))
     )
