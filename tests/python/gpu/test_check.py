@@ -116,8 +116,10 @@ def peers_here():
 def test_peers_that_are_installed_are_called_rightly():
     """Nothing but fp16's logits is off: the arguments are those that the package takes."""
     for name, op in peers_here():
-        given = {"dtype": "bf16", "batch": 2, "seq": 64, "vocab": 4096, "hidden": 256}
-        options = {"bias": "none"} if op != "logp" else {}
+        given = {"dtype": "bf16", "batch": 2, "seq": 64, "vocab": 4096}
+        options = {}
+        if op != "logp":
+            given["hidden"], options["bias"] = 256, "none"
         report = rlk.check.run(op, name, device="cuda", options=options, **given)
         (result,) = report.results
         assert result.failure in (None, "accuracy"), line(result)
