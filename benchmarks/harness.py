@@ -175,11 +175,13 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str:
+    """Of the tree, or where git knows none the one that ./dev gpu-pack noted."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    noted = ROOT / "gpu_pack" / "commit"
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return ""
+        return noted.read_text().strip() if noted.exists() else ""
 
 
 def write_json(file: Path, name: str, facts: dict[str, Any], content: dict[str, Any]) -> None:

@@ -285,7 +285,6 @@ def main() -> int:
     parser.add_argument("--only", type=lambda text: text.split(","), default=())
     parser.add_argument("--seconds", type=float, default=6.0, help="of one shape's samples")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--commit", help="what the tree is, where there is no git")
     asked = parser.parse_args()
     parts: dict[str, Any] = {
         "grpo": (GRPO, grpo_calls, {}),
@@ -307,7 +306,6 @@ def main() -> int:
     if asked.out:
         facts = harness.environment() | {"card": torch.cuda.get_device_name()}
         facts |= {"torch": torch.__version__, "packages": peers.versions()}
-        facts |= {"commit": asked.commit} if asked.commit else {}
         harness.write_json(asked.out, "linear_loss", facts, {"runs": rows})
     return 0 if all(row.get("same_bits", True) for row in rows) else 1
 

@@ -156,7 +156,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rehearse", action="store_true", help="on the CPU, small sizes: no GPU is needed")
     add("--seconds", type=float, default=300.0, help="no part begins after that (300)")
     add("--out", type=Path, default=harness.ROOT / "benchmarks" / "results", metavar="DIR")
-    add("--commit", help="for the report, where there is no git checkout")
     add("--part", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.only = options.only.split(",") if options.only else list(PARTS)
@@ -184,7 +183,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     job = Job("cpu" if options.rehearse else "cuda", options.quick)
     start = time.monotonic()
     facts = harness.environment() | {"command": " ".join(sys.argv[1:])}
-    facts["commit"] = options.commit or facts["commit"]
     parts: report.Parts = {}
     seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="rlk-bench-") as scratch:
