@@ -3,6 +3,10 @@
 #include "cli/context.hpp"
 
 #include "cli/text/text.hpp"
+#include "jit/warm/manifest.hpp"
+#include "runtime/error.hpp"
+
+#include <fmt/format.h>
 
 namespace rlk::cli {
 
@@ -22,6 +26,18 @@ jit::Layers layers_of(const Context& context) {
 bool has_read_write(const Context& context, const jit::Layers& layers) {
   if (!layers.note.empty()) tell(context, layers.note);
   return layers.options.read_write.has_value();
+}
+
+int list_in_manifest(const Context& context, const cache::StoreOptions& store,
+                     const std::vector<std::string>& names, bool has_stored) {
+  if (names.empty()) return ok;
+  try {
+    jit::add_to_manifest(store, names);
+    return ok;
+  } catch (const Error& error) {
+    if (has_stored) return tell(context, error.what());
+    return tell(context, fmt::format("{}; no kernel had to be stored", error.what()), ok);
+  }
 }
 
 std::string layer_problem(const cache::LayerState& state) {

@@ -39,6 +39,12 @@ jit::Layers layers_of(const Context& context);
 // Whether there is a folder that may be written; else the context's err has been told why not.
 bool has_read_write(const Context& context, const jit::Layers& layers);
 
+// Adds the names to the manifest of the folder that may be written. Where that fails the context's
+// err is told, and it is a failure if kernels were stored: who loads by the manifest would miss
+// them.
+int list_in_manifest(const Context& context, const cache::StoreOptions& store,
+                     const std::vector<std::string>& names, bool has_stored);
+
 // Why a layer is not looked into; "" if it is, or if it is still to be made.
 std::string layer_problem(const cache::LayerState& state);
 

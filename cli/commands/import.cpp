@@ -5,7 +5,6 @@
 #include "cli/query/cached_kernel.hpp"
 #include "cli/query/consistency.hpp"
 #include "cli/text/text.hpp"
-#include "jit/warm/manifest.hpp"
 #include "runtime/error.hpp"
 
 #include <fmt/format.h>
@@ -68,9 +67,9 @@ int import_pack(const Context& context, const ImportCommand& asked) {
   if (!done.problem.empty()) {
     return tell(context, fmt::format("{}: not imported: {}", asked.pack, done.problem));
   }
-  if (!listed.empty()) jit::add_to_manifest(layers.options, listed);
   print(context, done, *layers.options.read_write);
-  return done.num_failed == 0 ? ok : failed;
+  const int noted = list_in_manifest(context, layers.options, listed, done.num_stored != 0);
+  return done.num_failed == 0 ? noted : failed;
 }
 
 }  // namespace rlk::cli

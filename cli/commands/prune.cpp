@@ -93,8 +93,12 @@ std::string summary_of(const cache::Swept& swept, bool dry_run) {
                             entries_text(swept.num_entries), bytes_text(swept.bytes));
 }
 
-int tell_problem(const Context& context, const cache::Swept& swept) {
-  return swept.problem.empty() ? ok : tell(context, swept.problem);
+// After the report: what was removed is told even if the manifest cannot be written.
+int finish(const Context& context, const jit::Layers& layers, const cache::Swept& swept,
+           bool dry_run) {
+  const int code = swept.problem.empty() ? ok : tell(context, swept.problem);
+  if (!dry_run && swept.num_removed > 0) jit::trim_manifest(layers.options, templates::ops());
+  return code;
 }
 
 // Whether a person says so.
@@ -122,8 +126,6 @@ int prune(const Context& context, const PruneOptions& options) {
   if (!has_read_write(context, layers)) return failed;
   const Removed removed(context);
   const cache::Swept swept = cache::DiskStore(layers.options).prune(limits);
-  if (!options.dry_run && swept.num_removed > 0)
-    jit::trim_manifest(layers.options, templates::ops());
   if (context.json) {
     Json json = json_of(swept);
     json["dry_run"] = options.dry_run;
@@ -137,7 +139,7 @@ int prune(const Context& context, const PruneOptions& options) {
     if (!swept.removed.empty()) table.print(context.out, context.colour);
     context.out << summary_of(swept, options.dry_run) << '\n';
   }
-  return tell_problem(context, swept);
+  return finish(context, layers, swept, options.dry_run);
 }
 
 int clear(const Context& context, bool is_sure) {
@@ -150,13 +152,12 @@ int clear(const Context& context, bool is_sure) {
     return tell(context, "nothing removed");
   }
   const cache::Swept swept = cache::DiskStore(layers.options).clear();
-  if (swept.num_removed > 0) jit::trim_manifest(layers.options, templates::ops());
   if (context.json) {
     print_json(context.out, json_of(swept));
   } else {
     context.out << summary_of(swept, false) << '\n';
   }
-  return tell_problem(context, swept);
+  return finish(context, layers, swept, false);
 }
 
 }  // namespace rlk::cli

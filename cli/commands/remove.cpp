@@ -79,8 +79,8 @@ int remove(const Context& context, const RemoveOptions& options) {
       }
     }
   }
-  if (!removed.empty()) jit::trim_manifest(layers.options, templates::ops());
   print(context, removed);
+  if (!removed.empty()) jit::trim_manifest(layers.options, templates::ops());
   return is_well ? ok : failed;
 }
 

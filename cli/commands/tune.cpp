@@ -253,14 +253,17 @@ int tune_on(const Context& context, const TuneCommand& asked, const TuneMachine&
     choices[i] = choose(cases, tiles, i);
     record.tiles[i] = tile_name(op, choices[i].tile);
   }
-  jit::store_tuning(layers.options, record);
+  const std::string file = *layers.options.read_write + '/' + jit::k_tuning_name;
   report(context, {.op = op,
                    .tiles = tiles,
                    .device = record.device,
                    .target = target,
                    .cases = cases,
                    .choices = choices,
-                   .file = *layers.options.read_write + '/' + jit::k_tuning_name});
+                   .file = file});
+  // What was measured, for minutes, is told even if this cannot be written.
+  jit::store_tuning(layers.options, record);
+  if (!context.json) context.out << "stored in " << printable(file) << '\n';
   return ok;
 }
 

@@ -7,7 +7,6 @@
 #include "cli/text/progress.hpp"
 #include "cli/text/table.hpp"
 #include "jit/build_key.hpp"
-#include "jit/warm/manifest.hpp"
 #include "jit/warm/trace.hpp"
 #include "runtime/error.hpp"
 #include "templates/registry.hpp"
@@ -17,6 +16,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <map>
 
 namespace rlk::cli {
@@ -106,15 +106,18 @@ Json json_of(const KernelChoice& choice) {
   return models;
 }
 
-void note_in_manifest(const cache::StoreOptions& store,
-                      const std::vector<jit::WarmResult>& results) {
+int note_in_manifest(const Context& context, const cache::StoreOptions& store,
+                     const std::vector<jit::WarmResult>& results) {
   std::vector<std::string> names;
+  bool has_news = false;
   for (const auto& result : results) {
-    const bool is_there =
-        result.outcome == jit::WarmOutcome::compiled || result.outcome == jit::WarmOutcome::present;
-    if (is_there) names.push_back(result.kernel.text());
+    const bool is_new = result.outcome == jit::WarmOutcome::compiled;
+    has_news = has_news || is_new;
+    if (is_new || result.outcome == jit::WarmOutcome::present) {
+      names.push_back(result.kernel.text());
+    }
   }
-  if (!names.empty()) jit::add_to_manifest(store, names);
+  return list_in_manifest(context, store, names, has_news);
 }
 
 class Report {
@@ -134,7 +137,8 @@ class Report {
     progress_.step(line);
   }
 
-  void finish(const std::vector<jit::WarmResult>& results, const std::string& folder) {
+  void finish(const std::vector<jit::WarmResult>& results,
+              const std::optional<std::string>& folder) {
     progress_.finish();
     const std::chrono::duration<double> seconds = Clock::now() - start_;
     const auto count = [&](jit::WarmOutcome outcome) { return counts_[outcome]; };
@@ -147,11 +151,11 @@ class Report {
           count(jit::WarmOutcome::compiled), count(jit::WarmOutcome::present),
           count(jit::WarmOutcome::failed),
           num_cancelled == 0 ? "" : fmt::format(", {} not done", num_cancelled), seconds.count(),
-          folder);
+          folder.value_or("no folder"));
       return;
     }
     Json json;
-    json["folder"] = folder;
+    json["folder"] = folder ? Json(*folder) : Json();
     json["seconds"] = seconds.count();
     json["models"] = json_of(choice_);
     json["kernels"] = Json::array();
@@ -180,7 +184,7 @@ class Report {
 
 int warm(const Context& context, const WarmCommand& asked) {
   const jit::Layers layers = layers_of(context);
-  if (!has_read_write(context, layers)) return failed;
+  const bool has_folder = has_read_write(context, layers);  // what is there needs none
   const auto kernels = kernels_of(context, asked);
   const jit::WarmOptions options{.settings = context.settings,
                                  .store = layers.options,
@@ -197,10 +201,15 @@ int warm(const Context& context, const WarmCommand& asked) {
   const auto results = jit::warm(
       kernels, options, [&](const jit::WarmResult& result) { report.add(result); },
       [] { return signal_seen != 0; });
-  report.finish(results, *layers.options.read_write);
-  note_in_manifest(layers.options, results);
-  if (signal_seen != 0) return 128 + signal_seen;
-  return report.has_failures() ? failed : ok;
+  report.finish(results, layers.options.read_write);
+  const int noted = has_folder ? note_in_manifest(context, layers.options, results) : ok;
+  if (signal_seen != 0) {
+    return tell(
+        context,
+        fmt::format("interrupted by SIG{}; what is done is kept", ::sigabbrev_np(signal_seen)),
+        128 + signal_seen);
+  }
+  return report.has_failures() ? failed : noted;
 }
 
 }  // namespace rlk::cli

@@ -47,7 +47,6 @@ void print_for_people(const Context& context, const TuneResult& result) {
                                tile_name(result.op, result.choices[i].tile),
                                result.choices[i].ratio);
   }
-  context.out << "stored in " << printable(result.file) << '\n';
 }
 
 Json json_of(const std::vector<TuneCase>& cases) {

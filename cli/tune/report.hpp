@@ -52,7 +52,7 @@ struct TuneResult {
   Target target;
   const std::vector<TuneCase>& cases;
   TuneChoices choices;
-  std::string file;  // that holds the choice
+  std::string file;  // that the choice is for
 };
 
 // A table, or one object.

@@ -84,9 +84,10 @@ void ForkPool::run(std::size_t count, int num_processes,
   Pipe pipe;
   const pid_t parent = ::getpid();
   const auto work = [&] {
-    // The terminal's Ctrl-C reaches all; this process decides what it means.
+    // The terminal's Ctrl-C reaches all, as does what ends a batch job; the parent decides what it
+    // means.
     std::signal(SIGINT, SIG_IGN);
-    std::signal(SIGTERM, SIG_DFL);
+    std::signal(SIGTERM, SIG_IGN);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) return;
     for (std::size_t i = shared_->next++; i < count && !is_stopped(); i = shared_->next++) {

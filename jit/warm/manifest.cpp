@@ -3,6 +3,7 @@
 #include "jit/warm/manifest.hpp"
 
 #include "cache/entry_file.hpp"
+#include "cache/files/folder.hpp"
 #include "cache/files/text_file.hpp"
 #include "jit/build_key.hpp"
 #include "jit/file_turn.hpp"
@@ -20,14 +21,16 @@ namespace {
 constexpr int k_manifest_format = 1;
 constexpr std::uint64_t k_most_manifest_bytes = std::uint64_t{64} << 20;
 
+void expect_no_error(const cache::StoreOptions& store, int error) {
+  if (error == 0) return;
+  throw Error(fmt::format("{}/{}: not written: {}", *store.read_write, k_manifest_name,
+                          cache::error_text(error)));
+}
+
 void write(const cache::StoreOptions& store, const std::set<std::string>& names) {
   const nlohmann::ordered_json json = {{"format", k_manifest_format}, {"kernels", names}};
-  const int error = cache::publish(cache::posix_file_system(), *store.read_write, k_manifest_name,
-                                   json.dump(1) + '\n', store.sharing);
-  if (error != 0) {
-    throw Error(fmt::format("{}/{}: not written: {}", *store.read_write, k_manifest_name,
-                            cache::error_text(error)));
-  }
+  expect_no_error(store, cache::publish(cache::posix_file_system(), *store.read_write,
+                                        k_manifest_name, json.dump(1) + '\n', store.sharing));
 }
 
 // By any compiler. Of a name that this build does not know nothing can be said: it stays.
@@ -60,6 +63,8 @@ std::vector<std::string> read_manifest(const std::string& folder) {
 }
 
 void add_to_manifest(const cache::StoreOptions& store, const std::vector<std::string>& names) {
+  expect_no_error(store,
+                  cache::make_folder(cache::posix_file_system(), *store.read_write, store.sharing));
   const FileTurn turn(store, cache::k_manifest_byte);
   const auto before = read_manifest(*store.read_write);
   std::set<std::string> all(before.begin(), before.end());

@@ -22,7 +22,6 @@ class Warmer {
  public:
   Warmer(const std::vector<Specialization>& kernels, const WarmOptions& options)
       : kernels_(kernels), options_(options), store_(options.store) {
-    if (!options.store.read_write) throw Error("cache: there is no folder that could be written");
     cpu_ = std::make_unique<LlvmCompiler>(options.settings.package_folder);
     cuda_ = make_nvrtc_compiler(options.settings, options.cuda_major,
                                 [this] { return pool_.is_stopped(); });
@@ -43,6 +42,8 @@ class Warmer {
     }
     expect_compilers(missing);
     if (!missing.empty()) {
+      if (!options_.store.read_write)
+        throw Error("cache: there is no folder that could be written");
       pool_.run(
           missing.size(), num_processes(),
           [&](std::size_t job) { return compile(kernels_[missing[job]]); },

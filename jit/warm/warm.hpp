@@ -56,7 +56,7 @@ struct WarmOptions {
 
 // Compiles and stores; tells each result as it comes. Once `should_stop` says so, what runs is
 // cancelled and the rest is not begun. This process must have one thread. Throws Unsupported where
-// a target's compiler is missing, Error where the cache folder cannot be written.
+// a target's compiler is missing, Error where there is no folder to store what is compiled.
 std::vector<WarmResult> warm(const std::vector<Specialization>& kernels, const WarmOptions& options,
                              runtime::FunctionRef<void(const WarmResult&)> tell,
                              runtime::FunctionRef<bool()> should_stop);

@@ -187,7 +187,8 @@ def warm(
     words = _words(models)
     if words and not arch:
         arch = _core.target_and_folders(_own_device())[0]
-    options = ["--cache-dir", os.fspath(cache_dir or _core.settings()["cache_dir"]), "--json"]
+    folder = cache_dir or _core.settings().get("cache_dir")  # None: there is none that is of use
+    options = ["--json"] if folder is None else ["--json", "--cache-dir", os.fspath(folder)]
     repeated = {"--arch": arch, "--op": op, "--dtype": dtype, "--pass": passes, "--trace": trace}
     for flag, given in repeated.items():
         options += [word for value in _words(given or ()) for word in (flag, value)]

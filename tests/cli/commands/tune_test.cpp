@@ -134,6 +134,15 @@ TEST_F(TuneTest, TheFastestOfEachClassIsStored) {
   EXPECT_EQ(records[0].device, (runtime::DeviceModel{"Fake H100 number 0", "12.8"}));
 }
 
+TEST_F(TuneTest, WhatWasMeasuredIsToldWhereItCannotBeStored) {
+  std::filesystem::create_directories(folder_ + "/tuning.json/a folder");
+  const Ran ran = tune();
+  EXPECT_NE(ran.code, ok);
+  EXPECT_NE(ran.err.find("tuning.json: not written: "), std::string::npos) << ran.err;
+  EXPECT_NE(ran.out.find("up to 64 rows: "), std::string::npos) << ran.out;
+  EXPECT_EQ(ran.out.find("stored in"), std::string::npos) << ran.out;
+}
+
 TEST_F(TuneTest, ADispatcherTakesWhatWasStored) {
   ms_ = {{{"64-static", 1}, 5}, {{"64-static", 64}, 5}};
   EXPECT_EQ(tune().code, ok);

@@ -80,8 +80,11 @@ TEST_F(ManifestTest, WhatIsGoneIsTrimmed) {
   EXPECT_EQ(read_manifest(folder_.path()), Names{"of a newer rlk"});
 }
 
-TEST_F(ManifestTest, AFolderThatIsGoneIsAnError) {
-  EXPECT_THROW(add_to_manifest({.read_write = folder_ / "gone"}, {"a"}), Error);
+TEST_F(ManifestTest, AFolderThatIsGoneIsMadeAndOneThatCannotBeIsAnError) {
+  add_to_manifest({.read_write = folder_ / "gone/cache"}, {"a"});
+  EXPECT_EQ(read_manifest(folder_ / "gone/cache"), Names{"a"});
+  write("");
+  EXPECT_THROW(add_to_manifest({.read_write = folder_ / k_manifest_name + "/cache"}, {"a"}), Error);
 }
 
 }  // namespace

@@ -4,8 +4,10 @@
 import json
 import os
 import pty
+import resource
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -137,17 +139,111 @@ def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path):
     assert "could not be stored" in ended.stderr or "expected a folder" in ended.stderr
 
 
+ONE = ("--arch", LEVEL, "V=40,D=24", "--pass", "fwd")
+
+
+def test_kernels_of_read_only_layers_need_no_folder(cache, tmp_path):
+    run(cache, *ONE)
+    (tmp_path / "file").write_text("")
+    no_folder = tmp_path / "file" / "cache"
+    ended = run(no_folder, *ONE, "--layer", str(cache))
+    assert ended.stdout.startswith("0 compiled, 1 present, 0 failed in ")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"rlk-jit: {no_folder}/manifest.json: not written: ")
+    assert line.endswith("; no kernel had to be stored")
+    assert ended.returncode == 0
+    # One that is not there yet is made.
+    made = tmp_path / "not" / "there"
+    ended = run(made, *ONE, "--layer", str(cache))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (made / "manifest.json").read_text() == (cache / "manifest.json").read_text()
+    # No variable names a folder that could be made.
+    nowhere = {"HOME": str(no_folder), "TMPDIR": str(no_folder), "RLK_CACHE_PATH": str(cache)}
+    asked = ["--dtype", "fp32", "--op", "linear_logp", *ONE, "--json"]
+    ended = in_environment(nowhere, command(["warm", *asked]))
+    assert ended.returncode == 0
+    told = json.loads(ended.stdout)
+    assert told["folder"] is None
+    assert [kernel["outcome"] for kernel in told["kernels"]] == ["present"]
+    (line,) = ended.stderr.splitlines()
+    assert "compiled kernels are not stored" in line
+    script = (
+        f"import rlk; print(rlk.jit.warm('V=40,D=24', arch='{LEVEL}', dtype='fp32', "
+        "op='linear_logp', passes='fwd').present)"
+    )
+    ended = in_environment(nowhere, [sys.executable, "-c", script])
+    assert ended.stdout.strip() == str([kernel["name"] for kernel in told["kernels"]])
+    nowhere.pop("RLK_CACHE_PATH")
+    ended = in_environment(nowhere, command(["warm", *asked]))
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("rlk-jit: cache: there is no folder that could be written\n")
+
+
+def in_environment(variables, asked):
+    left_out = ("RLK_CACHE_DIR", "XDG_CACHE_HOME")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    return subprocess.run(asked, capture_output=True, text=True, check=False, env=kept | variables)
+
+
+def test_what_is_stored_and_cannot_be_listed_is_a_failure(cache, tmp_path):
+    run(cache, *ONE)
+    pack, other = tmp_path / "pack", tmp_path / "other"
+    exported = command(["export", str(pack), "--cache-dir", str(cache)])
+    subprocess.run(exported, check=True)
+    asked = command(["import", str(pack), "--cache-dir", str(other)])
+    (other / "manifest.json" / "a folder").mkdir(parents=True)
+    for stored, code in (("1 stored, 0 present", 1), ("0 stored, 1 present", 0)):
+        ended = subprocess.run(asked, capture_output=True, text=True, check=False)
+        assert ended.returncode == code
+        assert ended.stdout.startswith(stored)
+        assert f"{other}/manifest.json: not written: " in ended.stderr
+    again = run(other, *ONE)
+    assert again.returncode == 0
+    assert "not written: " in again.stderr
+    assert run(other, *ONE, "--entropy").returncode == 1
+
+
+@pytest.mark.parametrize(
+    "asked", [("remove", "linear_logp"), ("prune", "--older-than", "1h"), ("clear", "--yes")]
+)
+def test_what_is_removed_is_told_where_the_manifest_cannot_be_written(cache, asked):
+    run(cache, *ONE)
+    for name in entries(cache):
+        os.utime(cache / name, (0, 0))  # of long ago
+    ended = subprocess.run(
+        command([*asked, "--cache-dir", str(cache)]),
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert not entries(cache)
+    assert ended.returncode == 1
+    assert "removed" in ended.stdout
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"rlk-jit: {cache}/manifest.json: not written: ")
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_what_is_done(cache, number):
+def test_a_signal_keeps_what_is_done(cache, number, send):
     with subprocess.Popen(
-        words(cache, "--arch", LEVEL, *MANY), stdout=subprocess.PIPE, text=True
+        words(cache, "--arch", LEVEL, *MANY),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         first = process.stdout.readline()
         assert first.startswith("compiled ")
-        process.send_signal(number)
+        send(process.pid, number)
         rest = process.stdout.read().splitlines()
+        said = process.stderr.read()
     assert process.returncode == 128 + number
+    assert said == f"rlk-jit: interrupted by {number.name}; what is done is kept\n"
+    assert " 0 failed, " in rest[-1]
     assert " not done in " in rest[-1]
     num_compiled = len(rest)  # the first line is gone, the last is the summary
     assert 1 <= num_compiled < 2 * len(MANY)
@@ -181,7 +277,7 @@ def test_a_cuda_compile_is_cancelled_in_the_middle(cache):
     out, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, said
     assert " not done in " in out.splitlines()[-1]
-    assert not said
+    assert said == "rlk-jit: interrupted by SIGTERM; what is done is kept\n"
     assert not leftovers(cache)
 
 
