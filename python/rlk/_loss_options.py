@@ -32,6 +32,7 @@ NEEDS_GLOBAL = {
 }
 #: Tensors that one option each switches on.
 SWITCHES = {"rollout_logprobs": "use_tis", "ref_log_probs": "kl_coef", "entropy": "entropy_coef"}
+MOST_FLOAT32 = 3.4028234663852886e38
 OVERFLOW_LOG = 88.72283  # e^x leaves fp32 above
 KEPT = (str, int, float, type(None), Real)  # what values of options are, pairs apart
 VERL_WORDS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}  # verl's second names of estimators
@@ -329,6 +330,12 @@ def as_float(value: Any) -> float | None:
         return float(value)
     except OverflowError:
         return None
+
+
+def as_finite(value: Any) -> float | None:
+    """None for what is no number, or one that float32 does not hold: NaN and infinities too."""
+    number = as_float(value)
+    return None if number is None or not abs(number) <= MOST_FLOAT32 else number
 
 
 def _number(name: str, chosen: dict[str, Any], most: float = inf) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from rlk import _core
-from rlk._loss_options import as_float
+from rlk._loss_options import as_finite, as_float
 from rlk._ops import linear_loss, ppo_loss
 from rlk._ops.common import Arguments, Tensor, is_compiling, is_sharded
 from rlk._ops.grpo_loss import active_tokens
-from rlk._rules import inf
 from rlk.errors import Fault, Unsupported, fail, text
 
 _OP = "linear_cross_entropy"
@@ -84,8 +83,8 @@ def linear_cross_entropy(
         workspace_mib: as in `linear_ppo_loss`.
         saved_mib, accumulate_into, lora, compute_dtype: as in `linear_logp`.
         group, vocab_range, vocab_size, sequence_parallel: as in `linear_logp`.
-        grad_scale: a number, or a tensor of no axis on hidden's device: multiplies the gradients,
-            not the loss that is returned, as a factor of the loss would.
+        grad_scale: a finite number, or a tensor of no axis on hidden's device: multiplies the
+            gradients, not the loss that is returned, as a factor of the loss would.
         stream: as in `linear_logp`.
 
     Returns:
@@ -176,13 +175,13 @@ def _scores(given: Arguments, call: linear_loss.Call, smoothing: float, lse_scal
 def _check(given: Arguments) -> tuple[float, float]:
     """Of what is no argument of linear_logp; returns label_smoothing and lse_square_scale."""
     reduction, smoothing = given["reduction"], as_float(given["label_smoothing"])
-    lse_scale = as_float(given["lse_square_scale"])
+    lse_scale = as_finite(given["lse_square_scale"])
     if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         fail(_OP, "reduction", ", ".join(REDUCTIONS), text(reduction))
     if smoothing is None or not 0 <= smoothing <= 1:
         fail(_OP, "label_smoothing", "a number from 0 to 1", text(given["label_smoothing"]))
-    if lse_scale is None or not abs(lse_scale) < inf:
-        fail(_OP, "lse_square_scale", "a finite number", text(given["lse_square_scale"]))
+    if lse_scale is None:
+        fail(_OP, "lse_square_scale", "a finite number of float32", text(given["lse_square_scale"]))
     if reduction != "mean" and given["global_tokens"] is not None:
         expected = f"None where {{reduction}} is {reduction!r}"
         fail(_OP, "global_tokens", expected, text(given["global_tokens"]))

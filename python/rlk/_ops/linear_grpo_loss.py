@@ -100,8 +100,8 @@ def linear_grpo_loss(
         saved_mib, accumulate_into, lora: as in `linear_logp`, of the policy.
         compute_dtype, group, vocab_range, vocab_size, sequence_parallel: as in `linear_logp`, of
             both policies.
-        grad_scale: a number, or a tensor of no axis on hidden's device: multiplies the gradients,
-            not the loss that is returned, as a factor of the loss would.
+        grad_scale: a finite number, or a tensor of no axis on hidden's device: multiplies the
+            gradients, not the loss that is returned, as a factor of the loss would.
         stream: as in `linear_logp`.
         options: those of `ppo_loss`, but kl_coef (it is beta), ref_log_probs and entropy (made
             here); cu_seqlens for packed sequences, and entropy_coef for a bonus, among them.

@@ -14,7 +14,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._loss_options import as_float
+from rlk._loss_options import as_finite
 from rlk._ops import linear_logp as of_logp
 from rlk._ops import ppo_loss
 from rlk._ops.common import Arguments, Tensor, defaults, is_compiling
@@ -103,11 +103,9 @@ def grad_scale_of(op: str, given: Arguments) -> Any:
             )
             fail(op, "grad_scale", expected, f"{scale.dtype} {list(scale.shape)} on {scale.device}")
         return scale
-    if is_compiling():
-        return None if scale == 1 else scale
-    number = as_float(scale)
+    number = as_finite(scale)
     if number is None:
-        fail(op, "grad_scale", "a number or a tensor of no axis", text(scale))
+        fail(op, "grad_scale", "a finite number of float32 or a tensor of no axis", text(scale))
     return None if number == 1 else number
 
 

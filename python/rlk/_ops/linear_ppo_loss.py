@@ -75,8 +75,8 @@ def linear_ppo_loss(
         saved_mib, accumulate_into, lora: as in `linear_logp`, of the policy.
         compute_dtype, group, vocab_range, vocab_size, sequence_parallel: as in `linear_logp`, of
             both policies.
-        grad_scale: a number, or a tensor of no axis on hidden's device: multiplies the gradients,
-            not the loss that is returned, as a factor of the loss would.
+        grad_scale: a finite number, or a tensor of no axis on hidden's device: multiplies the
+            gradients, not the loss that is returned, as a factor of the loss would.
         stream: as in `linear_logp`.
         options: those of `ppo_loss`, but entropy, which is made here: entropy_coef asks for it.
 

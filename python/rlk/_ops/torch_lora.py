@@ -7,13 +7,12 @@ more terms.
 
 from __future__ import annotations
 
-import math
-from numbers import Real
 from typing import Any
 
 import torch
 
 from rlk import _core
+from rlk._loss_options import as_finite
 from rlk._ops.common import Arguments
 from rlk._ops.linear_logp import MOST_MIB
 from rlk._ops.torch_common import check_operands, once, refuse_options, through_operators
@@ -271,8 +270,8 @@ def _check(arguments: Arguments) -> tuple[Any, Any, float]:
         got = f"{len(given)} values" if isinstance(given, (tuple, list)) else type(given).__name__
         refuse("(A, B, scale)", got)
     first, second, scale = given
-    if not isinstance(scale, Real) or isinstance(scale, bool) or not math.isfinite(scale):
-        refuse("a finite number as scale", text(scale))
+    if as_finite(scale) is None:
+        refuse("a finite number of float32 as scale", text(scale))
     for name, tensor in (("hidden", hidden), ("weight", weight)):
         if not isinstance(tensor, torch.Tensor):
             fail("linear_logp", name, "a torch tensor with {lora}", type(tensor).__name__)

@@ -2,6 +2,7 @@
 """linear_cross_entropy against torch's own in float64: values, gradients, options, errors."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -283,7 +284,11 @@ WRONG = [
     ({"reduction": None}, "reduction", "mean, sum, none"),
     ({"label_smoothing": 1.5}, "label_smoothing", "from 0 to 1"),
     ({"label_smoothing": "a"}, "label_smoothing", "from 0 to 1"),
-    ({"lse_square_scale": float("nan")}, "lse_square_scale", "finite"),
+    *(
+        ({name: value}, name, "a finite number of float32")
+        for name in ("lse_square_scale", "grad_scale")
+        for value in (math.nan, -math.inf, 1e39)
+    ),
     ({"global_tokens": 3, "reduction": "sum"}, "global_tokens", "where reduction is 'sum', got 3"),
     ({"global_tokens": 0}, "global_tokens", "above 0"),
     ({"grad_scale": None}, "grad_scale", "number"),

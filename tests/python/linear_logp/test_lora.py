@@ -356,8 +356,10 @@ def changed(**values):
     [
         (lambda a, b: (a, b), r"expected \(A, B, scale\), got 2 values"),
         (lambda a, b: a, r"expected \(A, B, scale\), got Tensor"),
-        (lambda a, b: (a, b, "2"), "expected a finite number as scale, got '2'"),
-        (lambda a, b: (a, b, float("nan")), "expected a finite number as scale, got nan"),
+        (lambda a, b: (a, b, "2"), "expected a finite number of float32 as scale, got '2'"),
+        (lambda a, b: (a, b, float("nan")), "expected a finite number .* as scale, got nan"),
+        (lambda a, b: (a, b, 1e39), r"expected a finite number .* as scale, got 1e\+39"),
+        (lambda a, b: (a, b, 10**400), "expected a finite number .* as scale, got 1"),
         (
             lambda a, b: (a, b.cpu().detach().numpy(), 1),
             "expected a torch tensor as B, got ndarray",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """linear_ppo_loss and linear_grpo_loss: NumPy, errors, torch.compile, explain, ranks."""
 
+import math
 import re
 
 import numpy as np
@@ -63,6 +64,14 @@ WRONG = [
     ({"eps_clip_low": 2.0}, "eps_clip_low", "to 1"),
     ({"grad_scale": "2"}, "grad_scale", "number"),
     ({"grad_scale": True}, "grad_scale", "number"),
+    *(
+        (
+            {"grad_scale": value},
+            "grad_scale",
+            f"a finite number of float32 or a tensor of no axis, got {value!r}",
+        )
+        for value in (math.nan, math.inf, -math.inf, 1e39)
+    ),
     ({"grad_scale": torch.ones(2)}, "grad_scale", "no axis"),
     ({"grad_scale": torch.ones((), requires_grad=True)}, "grad_scale", "without gradient"),
     ({"grad_scale": torch.ones((), dtype=torch.int64)}, "grad_scale", "floating"),
