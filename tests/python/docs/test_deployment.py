@@ -85,9 +85,7 @@ class Site:
         return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    folder = tmp_path / "site"
+def make_site(folder: Path) -> Site:
     for name in ("bin", "home", "tmp", "model", "build/wheel"):
         (folder / name).mkdir(parents=True)
     made = Site(
@@ -109,6 +107,11 @@ def site(tmp_path: Path) -> Site:
     made.program("pip", f'echo "$@" >> {shlex.quote(str(folder / "pip"))}')
     made.program("srun", 'while [[ $1 == -* ]]; do shift; done\nexec "$@"')
     return made
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path / "site")
 
 
 def test_every_block_is_of_a_kind_that_is_run():
@@ -192,10 +195,17 @@ class Image:
         raise AttributeError(f"Dockerfile: the test does not know {name.upper()}")
 
 
-def test_the_image_compiles_at_its_build_alone(site):
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    """Built, which compiles what Slurm's job needs too."""
     (text,) = blocks("dockerfile")
-    image = Image(site)
-    image.build(text)
+    made = Image(make_site(tmp_path_factory.mktemp("image") / "site"))
+    made.build(text)
+    return made
+
+
+def test_the_image_compiles_at_its_build_alone(image):
+    site = image.site
     names = json.loads((image.root / "opt/kernels/manifest.json").read_text())["kernels"]
     # A forward for each class of rows, and a backward; logp's two; grpo_loss's gradient.
     assert [name.rpartition("@")[2] for name in names].count("sm_90a") == 10
@@ -241,13 +251,18 @@ def test_a_trace_is_recorded_and_warmed(site):
     assert site.reports()[1]["disk_hits"] == 2
 
 
-def test_the_slurm_job_runs_what_was_warmed(site):
+def test_the_slurm_job_runs_what_was_warmed(site, image):
     _, _, warm, pack, health = blocks("sh")
     (job,) = blocks("bash")
     assert job.startswith("#!/bin/bash\n#SBATCH ")
-    site.run(with_host(warm))
+    # The image's kernels are those that the page warms here, so nothing is left to be compiled.
+    kernels = site.folder / "home/kernels"
+    shutil.copytree(image.root / "opt/kernels", kernels)
+    (kernels / "manifest.json").unlink()
+    num_kernels = len(list(kernels.glob("*.rlk")))
+    assert f"0 compiled, {num_kernels} present, 0 failed" in site.run(with_host(warm)).stdout
     site.run(job)
-    told = site.run(health, RLK_CACHE_PATH=str(site.folder / "home/kernels")).stdout
+    told = site.run(health, RLK_CACHE_PATH=str(kernels)).stdout
     assert "10 of 10 of the models' kernels are cached" in told
     (report,) = site.reports()
     assert report["policy"] == "sync"
