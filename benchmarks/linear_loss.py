@@ -222,7 +222,7 @@ def measure(
             torch.cuda.synchronize()  # raises where the device is lost
             found[name]["failed"] = said(error)
             continue
-        found[name]["loss"] = float(result[0])
+        found[name]["loss"] = float(result[0].detach())
         if not first:
             first = result
         elif name.startswith("rlk"):
@@ -296,6 +296,7 @@ def main() -> int:
         if asked.only and what not in asked.only:
             continue
         for shape in shapes:
+            torch.compiler.reset()  # what was compiled for another shape
             d = draw(shape, **options)
             rows += measure(what, d, calls(d), asked.seconds)
             del d
