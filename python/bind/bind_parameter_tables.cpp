@@ -86,16 +86,19 @@ void split_tensors(const py::dict& arguments, const py::dict& tensors, const py:
   }
 }
 
-// Whether calls of torch pass through what sees operators alone: a mode such as FakeTensorMode or a
-// transform of torch.func. These have no public names; a torch without them is taken to be in none.
+// Whether calls of torch pass through what sees operators alone: a mode such as FakeTensorMode, a
+// transform of torch.func or torch.jit.trace. These have no public names; a torch without them is
+// taken to be in none.
 bool is_in_mode() {
   static PyObject* num_modes = nullptr;
   static PyObject* has_transforms = nullptr;
+  static PyObject* is_tracing = nullptr;
   if (num_modes == nullptr) num_modes = torch_member("torch._C", "_len_torch_dispatch_stack");
   if (has_transforms == nullptr) {
     has_transforms = torch_member("torch._C", "_are_functorch_transforms_active");
   }
-  for (PyObject* const question : {num_modes, has_transforms}) {
+  if (is_tracing == nullptr) is_tracing = torch_member("torch._C", "_is_tracing");
+  for (PyObject* const question : {num_modes, has_transforms, is_tracing}) {
     if (question == nullptr) continue;
     const auto answer = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(question));
     if (!answer) throw py::error_already_set();

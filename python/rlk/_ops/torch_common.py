@@ -29,12 +29,13 @@ keeps_graph: Callable[[], bool] = getattr(
 
 def through_operators() -> bool:
     """Whether a call must be one of operators (torch_operators.py), as what follows it sees nothing
-    else: torch.compile and export, modes, the transforms of torch.func."""
-    functions: Any = torch._C  # these two have no public names
+    else: torch.compile and export, modes, the transforms of torch.func, torch.jit.trace."""
+    functions: Any = torch._C  # these have no public names
     return (
         torch.compiler.is_compiling()
         or functions._len_torch_dispatch_stack() > 0
         or functions._are_functorch_transforms_active()
+        or functions._is_tracing()
     )
 
 
