@@ -33,15 +33,17 @@ class Fault(NamedTuple):
 
 
 class Error(Exception):
-    """Base of all errors of rlk."""
+    """Base of all errors of rlk. It has no `__init__`, which torch.compile could not follow: its
+    own error, of a call that must not break the graph, then has the words of this one."""
 
-    #: What is wrong, as data; None where the error is of no argument.
-    fault: Fault | None = None
+    @property
+    def fault(self) -> Fault | None:
+        """What is wrong, as data; None where the error is of no argument."""
+        content = self.args[0] if self.args else None
+        return content if isinstance(content, Fault) else None
 
-    def __init__(self, content: str | Fault) -> None:
-        super().__init__(str(content))
-        if isinstance(content, Fault):
-            self.fault = content
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class InvalidArgument(Error, ValueError):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -16,7 +16,7 @@ from rlk._ops import group_advantages as of_advantages
 from rlk._ops import grpo_loss as of_grpo
 from rlk._ops import ppo_loss as of_ppo
 from rlk._ops import ratio_kl as of_ratio
-from rlk._ops.common import PARAMETERS, Arguments, arguments_of, is_compiling, no_option
+from rlk._ops.common import PARAMETERS, Arguments, arguments_of, is_compiling
 from rlk._ops.logp import logp
 from rlk._ops.torch_common import check_operands, once, refuse_options, restored, save
 from rlk._ops.torch_operators import Operator, Rules, differentiable, expect_shape, words_of
@@ -46,14 +46,15 @@ _OPTIONS = {
 }
 
 
-def _with_options(op: str, given: Arguments) -> Arguments:
-    """The arguments of a call, its options among them."""
-    for name in given["options"]:
-        if name in of_ppo.GROUPS:
+def _with_options(
+    op: str, given: Arguments, known: frozenset[str], names: Mapping[str, str]
+) -> Arguments:
+    """The arguments of a call, its options among them, which are to be some of `known`."""
+    of_grpo.check_options(op, given["options"], known, names)
+    for name in of_ppo.GROUPS:
+        if name in given["options"]:
             expected = "None in a transform of torch.func and in a mode"
             raise Unsupported(Fault(op, name, expected, "a group"))
-        if name not in _OPTIONS:
-            raise no_option(op, name)
     return {**{n: value for n, value in given.items() if n != "options"}, **given["options"]}
 
 
@@ -197,7 +198,7 @@ def ppo_loss(arguments: Arguments) -> of_ppo.PpoLoss:
     if not _without_groups(arguments) and is_compiling():
         found: of_ppo.PpoLoss = _apart(of_ppo.ppo_loss, arguments)
         return found
-    loss, *written = _ppo_operator(_with_options("ppo_loss", arguments))
+    loss, *written = _ppo_operator(_with_options("ppo_loss", arguments, of_ppo.OPTIONS, {}))
     return of_ppo.PpoLoss(loss, Metrics(*written))
 
 
@@ -301,7 +302,8 @@ def grpo_loss(arguments: Arguments) -> of_grpo.GrpoLoss:
     if not _without_groups(arguments) and is_compiling():
         found: of_grpo.GrpoLoss = _apart(of_grpo.grpo_loss, arguments)
         return found
-    return of_grpo.result(*_grpo_operator(_with_options("grpo_loss", arguments)))
+    given = _with_options("grpo_loss", arguments, of_grpo.OPTIONS, of_grpo.NAMES)
+    return of_grpo.result(*_grpo_operator(given))
 
 
 # ratio_kl: (ratio, kl, *what is saved).

@@ -100,6 +100,33 @@ def test_make_fx_traces_forward_and_backward(case):
 
 
 @each_case
+def test_jit_trace_records_the_call_and_not_its_result(case):
+    inputs = case.inputs(needs_grad=False)
+    traced = torch.jit.trace(case.loss, inputs, check_trace=False)
+    others = [tensor / 2 if tensor.is_floating_point() else tensor for tensor in inputs]
+    expect_same((traced(*others),), (case.loss(*others),))
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda x: rlk.jit.linear_cross_entropy(x, x, x, reduction="all"), "mean, sum, none"),
+        (
+            lambda x: rlk.jit.linear_logp(x, x, x[:, 0].long(), lora=(x, x, 1)),
+            "None in torch.compile",
+        ),
+        (lambda x: rlk.jit.ppo_loss(x, x, x, epsilon=0.2), "here it is eps_clip_low"),
+        (lambda x: rlk.jit.ppo_loss(x, x, x, group=2), "group: expected an option that exists"),
+        (lambda x: rlk.jit.grpo_loss(x, x, x, x, x, kl_coef=0.2), "here it is beta"),
+    ],
+)
+def test_an_error_of_the_compiler_has_our_words(call, word):
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=word):
+        compiled(torch.ones(3, 3))
+
+
+@each_case
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(case, strict):
     class Model(torch.nn.Module):
