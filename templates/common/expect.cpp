@@ -27,6 +27,18 @@ void expect_device(const Given& given, std::string_view of) {
   given.fail("device " + text(given.call.device) + of_argument(of), text(given.tensor.device));
 }
 
+void expect_dtype(const Given& given, DType dtype, std::string_view of) {
+  if (given.tensor.dtype == dtype) return;
+  given.fail(fmt::format("dtype {}{}", name(dtype), of_argument(of)),
+             std::string(name(given.tensor.dtype)));
+}
+
+void expect_dtype_or_float32(const Given& given, DType dtype) {
+  if (given.tensor.dtype == dtype || given.tensor.dtype == DType::f32) return;
+  given.fail(fmt::format("dtype {}{}", name(dtype), dtype == DType::f32 ? "" : " or float32"),
+             std::string(name(given.tensor.dtype)));
+}
+
 void expect_floating(const Given& given, std::string_view besides) {
   if (is_floating(given.tensor.dtype)) return;
   given.fail(fmt::format("{}a floating dtype", besides), std::string(name(given.tensor.dtype)));

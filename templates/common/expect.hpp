@@ -36,6 +36,9 @@ void expect_integers(const Given& given);
 void expect_mask(const Given& given);     // bool, integer or floating
 void expect_storage(const Given& given);  // float32, bfloat16 or float16
 
+void expect_dtype(const Given& given, DType dtype, std::string_view of);  // that of `of`
+void expect_dtype_or_float32(const Given& given, DType dtype);
+
 // `of`: the argument whose shape it is; may be empty.
 void expect_shape(const Given& given, std::span<const std::int64_t> shape,
                   std::string_view of = "");

@@ -17,18 +17,13 @@ namespace {
 constexpr std::int64_t k_largest_side = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t k_most_rows = std::int64_t{1} << 40;
 
-void expect_like_a(const Given& b, const Tensor& a) {
-  if (b.tensor.dtype == a.dtype) return;
-  b.fail(fmt::format("dtype {} (that of {{a}})", name(a.dtype)), std::string(name(b.tensor.dtype)));
-}
-
 void check_product(const DetGemmCall& call) {
   const Given a{call, call.a, "a"}, b{call, call.b, "b"};
   expect_present(a);
   expect_present(b);
   expect_storage(a);
   if (call.a.rank < 1) fail_shape(a, "[..., M, K]");
-  expect_like_a(b, call.a);
+  expect_dtype(b, call.a.dtype, "a");
   expect_device(b, "a");
   const std::int64_t terms = call.a.shape[call.a.rank - 1];
   const bool fits =
@@ -41,10 +36,7 @@ void check_product(const DetGemmCall& call) {
   if (call.a.num_elements() / terms > k_most_rows) a.fail("at most 2^40 rows", text(call.a.dims()));
   if (!call.bias.present()) return;
   const Given bias{call, call.bias, "bias"};
-  if (call.bias.dtype != call.a.dtype && call.bias.dtype != DType::f32) {
-    bias.fail(fmt::format("dtype {} or float32", name(call.a.dtype)),
-              std::string(name(call.bias.dtype)));
-  }
+  expect_dtype_or_float32(bias, call.a.dtype);
   expect_device(bias, "a");
   expect_shape(bias, call.b.dims().last(1));
 }
@@ -73,7 +65,7 @@ void check_sum(const DetGemmCall& call) {
   for (const auto size : call.b.dims().first(of_tokens)) tokens *= size;
   if (tokens > k_largest_side) b.fail("fewer than 2^31 rows", text(call.b.dims()));
   if (!call.a.present()) return;
-  expect_like_a(b, call.a);
+  expect_dtype(b, call.a.dtype, "a");
   expect_device(b, "a");
   if (call.a.rank != call.b.rank) fail_shape(b, "[..., M, N]");
   if (!std::ranges::equal(call.a.dims().first(of_tokens), call.b.dims().first(of_tokens))) {

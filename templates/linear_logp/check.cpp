@@ -24,10 +24,7 @@ void check_operands(const LinearLogpCall& call) {
   }
   expect_storage(hidden);
   if (h.rank < 1) fail_shape(hidden, "[..., D]");
-  if (w.dtype != h.dtype) {
-    weight.fail(fmt::format("dtype {} (that of {{hidden}})", name(h.dtype)),
-                std::string(name(w.dtype)));
-  }
+  expect_dtype(weight, h.dtype, "hidden");
   expect_device(weight, "hidden");
   const std::int64_t dim = h.shape[h.rank - 1];
   if (w.rank == 2 && (w.shape[0] > kLogpMostColumns || dim > k_largest_size)) {
@@ -47,10 +44,7 @@ void check_operands(const LinearLogpCall& call) {
 void check_bias(const LinearLogpCall& call) {
   if (!call.bias.present()) return;
   const Given bias{call, call.bias, "bias"};
-  if (call.bias.dtype != call.hidden.dtype && call.bias.dtype != DType::f32) {
-    bias.fail(fmt::format("dtype {} or float32", name(call.hidden.dtype)),
-              std::string(name(call.bias.dtype)));
-  }
+  expect_dtype_or_float32(bias, call.hidden.dtype);
   expect_device(bias, "hidden");
   expect_shape(bias, call.weight.dims().first(1));
 }

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlk import _core
 from rlk._ops.common import Arguments, Tensor, is_compiling
-from rlk.errors import check_needs, fail, renamed, text
+from rlk.errors import check_needs, fail, renamed, shape_of, text
 
 #: Of linear: the arguments of det_gemm by the names they have there.
 _NAMES = {"a": "x", "b": "weight"}
@@ -95,7 +95,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         >>> y = rlk.jit.linear(hidden, layer.weight, layer.bias)
     """
     with renamed("linear", _NAMES):
-        return det_gemm(x, _transposed(weight), bias)
+        return det_gemm(x, _transposed(x, weight), bias)
 
 
 class DetGemmGrads(NamedTuple):
@@ -147,14 +147,19 @@ def explain(arguments: Arguments) -> tuple[str, str, str, str, str]:
 
 
 def explain_linear(arguments: Arguments) -> tuple[str, str, str, str, str]:
-    given = {"a": arguments["x"], "b": _transposed(arguments["weight"]), "bias": arguments["bias"]}
+    x, weight = arguments["x"], arguments["weight"]
+    given = {"a": x, "b": _transposed(x, weight), "bias": arguments["bias"]}
     with renamed("linear", _NAMES):
         return explain({**given, "out_dtype": None, "backward": arguments["backward"]})
 
 
-def _transposed(weight: Any) -> Any:
-    if getattr(weight, "ndim", 2) != 2:
-        fail("linear", "weight", "shape [N, K]", str(list(weight.shape)))
+def _transposed(x: Any, weight: Any) -> Any:
+    """det_gemm would tell the shape of what it is given, the other way round."""
+    shape = shape_of(weight)
+    terms = (shape_of(x) or (None,))[-1]
+    if shape is not None and terms and (len(shape) != 2 or not shape[0] or shape[1] != terms):
+        expected = f"shape [N, {terms}] with N at least 1 ({{a}} has {terms} columns)"
+        fail("linear", "weight", expected, list(shape))
     return getattr(weight, "T", weight)
 
 

@@ -388,7 +388,8 @@ def expect_one_per_sequence(
 ) -> None:
     """ppo_loss would take advantages of the tokens' shape for theirs."""
     starts = shape_of(cu_seqlens)
-    if cu_seqlens is not None and (starts is None or len(starts) != 1 or not starts[0]):
+    is_wrong = cu_seqlens is not None and (starts is None or len(starts) != 1 or not starts[0])
+    if is_wrong or len(tokens) > 2:
         return  # ppo_loss says what is wrong with them
     count = tokens[0] if len(tokens) == 2 else 1 if starts is None else starts[0] - 1
     got = shape_of(rewards)

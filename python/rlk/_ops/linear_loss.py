@@ -86,6 +86,11 @@ def _reference(
     (own, *_), (ref, *_) = (shape_of(w) or (None,) for w in (logp["weight"], head["weight"]))
     if own != ref and own is not None and ref is not None:
         fail(op, "ref_weight", f"{own} rows (as {{weight}})", ref)
+    rows = (shape_of(logp["hidden"]) or ())[:-1]
+    got = shape_of(head["hidden"])
+    if rows == shape_of(logp["target"]) and got is not None and got[:-1] != rows:
+        expected = f"shape [{', '.join(map(str, rows))}, D] (rows as {{hidden}})"
+        fail(op, "ref_hidden", expected, list(got))
     for name, value in head.items():  # no gradient is taken
         detach = getattr(value, "detach", None)
         head[name] = value if detach is None else detach()

@@ -310,7 +310,12 @@ def linear_logp(arguments: Arguments) -> Any:
     if through_operators():
         expected = "None in torch.compile, in a transform of torch.func and in a mode"
         raise Unsupported(Fault("linear_logp", "lora", expected, "an adapter"))
-    hidden, _, bias = check_operands("linear_logp", arguments, ("hidden", "weight", "bias"))
+    names = ("hidden", "weight", "bias")
+    for name in names:
+        value = arguments[name]
+        if value is not None and not isinstance(value, torch.Tensor):
+            fail("linear_logp", name, "a torch tensor with {lora}", type(value).__name__)
+    hidden, _, bias = check_operands("linear_logp", arguments, names)
     refuse_options("linear_logp", arguments)
     first, second, scale = _check(arguments)
     operands = hidden, first, second, bias

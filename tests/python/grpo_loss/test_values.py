@@ -394,6 +394,16 @@ def test_errors_name_the_argument(changes, options, message):
         draw().but(**changes).loss(**{**PAIRS, **options})
 
 
+@on_cpu_alone
+def test_a_batch_of_more_axes_is_the_tokens_error():
+    p = draw()
+    four = p.policy[None], p.ref[None], p.ids[None], p.old[None], p.rewards, p.mask[None]
+    with pytest.raises(
+        rlk.InvalidArgument, match=r"^grpo_loss: action_ids: expected shape \[B, T\]"
+    ):
+        rlk.jit.grpo_loss(*four, **PAIRS)
+
+
 def test_an_option_of_none_is_not_given():
     p = draw()
     want = p.grad(**PAIRS, clip_eps=0.05)

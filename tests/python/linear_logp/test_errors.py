@@ -69,7 +69,7 @@ WRONG = [
         )
     ),
     ({"bias": zeros(VOCAB, kind="float16")},
-     "bias: expected dtype float32 or float32, got float16"),
+     "bias: expected dtype float32, got float16"),
     *(
         ({"target": zeros(ROWS, kind=kind)}, f"target: expected an integer dtype, got {kind}")
         for kind in ("float32", "bool", "complex128")

@@ -378,6 +378,16 @@ def test_errors(lora, message):
         rlk.jit.linear_logp(**own, lora=lora(given["a"], given["b"]))
 
 
+@pytest.mark.parametrize("name", ["hidden", "weight", "bias"])
+def test_arrays_beside_an_adapter(name):
+    given, _ = operands()
+    own = {name: given[name].detach() for name in ("hidden", "weight", "target", "bias")}
+    own[name] = own[name].cpu().numpy()
+    message = f"^linear_logp: {name}: expected a torch tensor with lora, got ndarray"
+    with pytest.raises(rlk.InvalidArgument, match=message):
+        rlk.jit.linear_logp(**own, lora=(given["a"], given["b"], 1))
+
+
 @each_dtype
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_rollout(dtype, mode):

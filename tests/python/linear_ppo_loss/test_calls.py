@@ -58,6 +58,7 @@ WRONG = [
     ({"kl_coef": 0.1, "ref_weight": torch.zeros(209, 24)}, "ref_weight", "210 rows"),
     ({"kl_coef": 0.1, "ref_weight": torch.zeros(210, 23)}, "ref_weight", "shape"),
     ({"kl_coef": 0.1, "ref_bias": torch.zeros(3)}, "ref_bias", "shape"),
+    ({"kl_coef": 0.1, "ref_hidden": torch.zeros(6, 8, 24)}, "ref_hidden", "[6, 9, D]"),
     ({"use_tis": True, "rollout_logprobs": None}, "rollout_logprobs", "use_tis"),
     ({"policy_loss": "pg"}, "policy_loss", "gpg"),
     ({"dialect": "no"}, "dialect", "verl"),
