@@ -98,10 +98,10 @@ bool wait(const std::optional<double>& timeout_s) {
   while (true) {
     std::chrono::milliseconds slice(50);
     if (timeout_s) {
-      const std::chrono::duration<double> left =
-          std::chrono::duration<double>(*timeout_s) - (Clock::now() - start);
-      slice = std::clamp(std::chrono::ceil<std::chrono::milliseconds>(left),
-                         std::chrono::milliseconds(0), slice);
+      using Seconds = std::chrono::duration<double>;
+      const Seconds left = Seconds(*timeout_s) - (Clock::now() - start);
+      // Within bounds first: an int of milliseconds does not hold all that a double does.
+      slice = std::chrono::ceil<std::chrono::milliseconds>(std::clamp<Seconds>(left, {}, slice));
     }
     bool done = false;
     without_gil([&] { done = jit::Dispatcher::instance().wait_for(slice); });

@@ -31,10 +31,14 @@ class Warmed(NamedTuple):
     failed: dict[str, str]  #: and why
 
 
-def _words(given: Word | Iterable[Word]) -> list[str]:
+def _words(op: str, argument: str, given: Word | Iterable[Word]) -> list[str]:
     if isinstance(given, (str, os.PathLike)):
         given = [given]
-    return [os.fspath(word) for word in given]
+    words = list(given) if isinstance(given, Iterable) else [given]
+    for word in words:
+        if not isinstance(word, (str, os.PathLike)):
+            errors.fail(op, argument, "a string, a path, or several", repr(given))
+    return [os.fspath(word) for word in words]
 
 
 def _current_cuda() -> int:
@@ -99,7 +103,7 @@ def preload(
         >>> rlk.jit.preload(strict=True).loaded
         ['linear_logp.fwd[x=bf16 V=128256 D=4096]@sm_90a', ...]
     """
-    words = None if names is None else _words(names)
+    words = None if names is None else _words("preload", "names", names)
     index = _own_device() if device is None else _cuda_index(device)
     loaded, missing = _core.preload(words, index)
     if strict and missing:
@@ -184,14 +188,15 @@ def warm(
         >>> rlk.jit.warm("V=128256,D=4096", arch="sm_90a").compiled
         ['linear_logp.fwd[x=bf16 V=128256 D=4096]@sm_90a', ...]
     """
-    words = _words(models)
+    words = _words("warm", "models", models)
     if words and not arch:
         arch = _core.target_and_folders(_own_device())[0]
     folder = cache_dir or _core.settings().get("cache_dir")  # None: there is none that is of use
     options = ["--json"] if folder is None else ["--json", "--cache-dir", os.fspath(folder)]
     repeated = {"--arch": arch, "--op": op, "--dtype": dtype, "--pass": passes, "--trace": trace}
     for flag, given in repeated.items():
-        options += [word for value in _words(given or ()) for word in (flag, value)]
+        values = _words("warm", flag, given or ())
+        options += [word for value in values for word in (flag, value)]
     options += ["--entropy"] if entropy else []
     options += ["--stats"] if stats else []
     single = {"--tp": tp, "--vocab": vocab, "--cuda": cuda, "--jobs": jobs}

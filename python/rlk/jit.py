@@ -7,6 +7,7 @@ import os
 from typing import Any, NamedTuple
 
 from rlk import _core
+from rlk._loss_options import as_float
 from rlk._metrics import Metrics  # noqa: F401
 from rlk._ops.common import (  # noqa: F401
     Explanation,
@@ -32,6 +33,7 @@ from rlk._ops.logp import logp, logp_backward
 from rlk._ops.ppo_loss import PpoLoss, PpoLossGrads, ppo_loss, ppo_loss_backward
 from rlk._ops.ratio_kl import RatioKl, ratio_kl, ratio_kl_backward
 from rlk._warm_and_preload import Preloaded, Warmed, preload, warm
+from rlk.errors import fail, text
 
 __all__ = [
     "CacheInfo",
@@ -165,12 +167,15 @@ def check_errors(device: int | None = None) -> None:
 
     Raises:
         rlk.InvalidArgument: an active row's target was out of range (names op, row and id), or
-            cu_seqlens or group_boundaries were out of order (names where).
+            cu_seqlens or group_boundaries were out of order (names where); device is no number.
 
     Example:
         >>> loss.backward()
         >>> rlk.jit.check_errors()
     """
+    is_number = isinstance(device, int) and not isinstance(device, bool)
+    if device is not None and not (is_number and 0 <= device < 2**31):
+        fail("check_errors", "device", "the number of a CUDA device, or None", text(device))
     _core.check_errors(device)
 
 
@@ -183,13 +188,19 @@ def wait(timeout_s: float | None = None) -> bool:
     Returns:
         Whether nothing is left to compile. The next call of each op takes its new kernel.
 
+    Raises:
+        rlk.InvalidArgument: timeout_s is no number from 0 up.
+
     Example:
         >>> rlk.jit.configure(policy="async")
         >>> warm_up()
         >>> rlk.jit.wait()
         True
     """
-    return _core.wait(timeout_s)
+    seconds = None if timeout_s is None else as_float(timeout_s)
+    if timeout_s is not None and (seconds is None or not seconds >= 0):  # NaN is neither
+        fail("wait", "timeout_s", "a number of seconds from 0 up, or None", text(timeout_s))
+    return _core.wait(seconds)
 
 
 # In help, reprs and pickles they are of here, wherever their file is. Metrics and Tensor are

@@ -279,6 +279,14 @@ def test_a_device_that_is_none_is_refused(device):
         rlk.jit.preload(device=device)
 
 
+@pytest.mark.parametrize("names", [5, [5], ["V=3,D=5", None]])
+def test_names_that_are_no_words_are_refused(names):
+    with pytest.raises(rlk.InvalidArgument, match="preload: names: expected a string, a path"):
+        rlk.jit.preload(names, device="cpu")
+    with pytest.raises(rlk.InvalidArgument, match="warm: models: expected a string, a path"):
+        rlk.jit.warm(names)
+
+
 def test_names_that_are_none_are_refused():
     with pytest.raises(rlk.InvalidArgument, match="preload: names: expected a kernel's name"):
         rlk.jit.preload("nonsense", device="cpu")

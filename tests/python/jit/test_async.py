@@ -172,6 +172,26 @@ def test_wait_without_work_returns_at_once():
     assert rlk.jit.wait(0)
 
 
+@pytest.mark.parametrize("timeout", ["1", -1, float("nan"), True, [1]])
+def test_a_time_to_wait_that_is_none_is_refused(timeout):
+    with pytest.raises(rlk.InvalidArgument, match="wait: timeout_s: expected a number of seconds"):
+        rlk.jit.wait(timeout)
+
+
+@pytest.mark.parametrize("timeout", [1e300, float("inf")])
+def test_a_time_to_wait_may_be_beyond_any_clock(environment, timeout):
+    ended = run_python(
+        f"""
+        import rlk
+        call(52)
+        report(done=rlk.jit.wait(float("{timeout}")))
+        """,
+        **environment,
+    )
+    assert ended.report["done"]
+    assert ended.report["compiles"] == 1
+
+
 def test_wait_hears_an_interrupt(environment):
     ended = run_python(
         """
