@@ -69,6 +69,14 @@ std::vector<jit::Specialization> kernels_of(const Context& context, const WarmCo
     throw InvalidArgument("trace: expected the name of a kernel{}, found none",
                           targets.empty() ? "" : " for the targets of --arch");
   }
+  const auto is_of_cuda = [](const auto& kernel) {
+    return backend(kernel.target) == Backend::cuda;
+  };
+  if (asked.cuda_major && std::ranges::none_of(kernels, is_of_cuda)) {
+    throw InvalidArgument(
+        "--cuda: expected a kernel that NVRTC compiles (--arch sm_90a, for example), "
+        "got CPU kernels alone");
+  }
   return kernels;
 }
 

@@ -132,6 +132,13 @@ def test_stats_are_warmed_for_the_forward_alone(cache):
     )
 
 
+def test_an_nvrtc_for_cpu_kernels_alone_is_refused(cache):
+    ended = run(cache, "--arch", LEVEL, "V=40,D=24", "--cuda", "12")
+    assert ended.returncode == 2
+    assert "--cuda: expected a kernel that NVRTC compiles" in ended.stderr
+    assert not cache.exists()
+
+
 def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path):
     (tmp_path / "file").write_text("")
     ended = run(tmp_path / "file", "--arch", LEVEL, "V=40,D=24")
