@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def run(
     grad: bool = False,
     invariance: bool = False,
     suite: bool = False,
-    random: int = 0,
+    random: int | None = None,
     corpus: str | None = None,
     blocks: Sequence[int] | None = None,
     contract: Path | str | None = None,
@@ -106,10 +107,11 @@ def run(
         assert report.ok, report.failures()
     """
     spec = _spec(op)
+    _expect_whole(dict(locals()))
     _expect_a_part(spec, dict(locals()))
     expect_positive(batch=batch, seq=seq, vocab=vocab, hidden=hidden)
-    if random < 0:
-        raise Misuse(f"random: expected >= 0, got {random}")
+    if random is not None:
+        expect_positive(random=random)
     if seed < 0:
         raise Misuse(f"seed: expected >= 0, got {seed}")
     if blocks is not None and (not blocks or not all(0 < n <= MOST_BLOCKS for n in blocks)):
@@ -202,6 +204,15 @@ def run(
             run_jobs(Session(spec, found, rules, arch), jobs(found), start, finish)
     assert report is not None
     return report
+
+
+def _expect_whole(given: Mapping[str, Any]) -> None:
+    """Raises Misuse for an argument of run() that is no number where it must be a whole one."""
+    for name in ("batch", "seq", "vocab", "hidden", "token_value", "seed", "random"):
+        value = given[name]
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if not is_whole and (value is not None or name not in ("token_value", "random")):
+            raise Misuse(f"{name}: expected a whole number, got {value!r}")
 
 
 def _expect_a_part(spec: OpSpec, given: Mapping[str, Any]) -> None:

@@ -142,7 +142,7 @@ def parser() -> Parser:
     add("--grad", action="store_true", help="check the gradients too")
     add("--invariance", action="store_true", help="check the transforms and the rules")
     add("--all", action="store_true", help="the whole suite instead of one size")
-    add("--random", type=int, default=0, metavar="N", help="N random cases")
+    add("--random", type=int, metavar="N", help="N random cases")
     add(
         "--corpus",
         nargs="?",

@@ -60,6 +60,7 @@ def test_a_broken_kernel_exits_1_and_says_where(capsys: Any) -> None:
     [
         (("--vocab", "0"), "--vocab"),
         (("--vocab", "many"), "--vocab"),
+        (("--random", "0"), "--random: expected > 0"),
         (("--op", "softmax"), "--op"),
         (("--device", "tpu"), "--device"),
         (("--token-value", "-1"), "--token-value"),
