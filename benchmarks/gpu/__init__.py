@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run on a GPU: `linear_logp.py --device cuda`. Each part runs in a process of its own."""
+"""What benchmarks on a GPU share, and the parts of `linear_logp.py --device cuda`, each of which
+runs in a process of its own."""

@@ -48,7 +48,7 @@ def test_parameters_are_as_many_as_the_name_says(benchmarks, model):
 
 def test_the_cut_between_trunk_and_head_changes_no_gradient(benchmarks):
     step = benchmarks.Step("tiny", "cpu", sequence=16, prompt=4)
-    head, batch = benchmarks.torch_eager(), step.batch(48)
+    head, batch = benchmarks.MAKERS["torch eager"](), step.batch(48)
     loss, meter = step.run(head, batch)
     cut = [parameter.grad.clone() for parameter in step.policy.parameters()]
     assert len(meter.ms()) == len(benchmarks.PHASES)

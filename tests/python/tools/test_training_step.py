@@ -24,36 +24,43 @@ def bench(monkeypatch):
         del sys.modules[name]
 
 
-def drawn(bench):
+@pytest.fixture
+def heads(bench):
+    from gpu import heads
+
+    return heads
+
+
+def drawn(heads):
     """A batch with ratios beyond the clip, a KL, and masked tokens."""
     g = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(B, T, D, generator=g), torch.randn(V, D, generator=g) / 4
     ids = torch.randint(V, (B, T), generator=g)
     mask = torch.ones(B, T, dtype=torch.bool)
     mask[:, :2] = mask[:, -1] = False
-    batch = bench.Batch(ids, ids.roll(-1, 1), mask, torch.randn(B, generator=g))
-    log_probs = bench.torch_eager().log_probs(hidden, weight, batch)
+    batch = heads.Batch(ids, ids.roll(-1, 1), mask, torch.randn(B, generator=g))
+    log_probs = heads.torch_eager().log_probs(hidden, weight, batch)
     old, ref = (log_probs + 0.3 * torch.randn(B, T, generator=g) for _ in range(2))
     return hidden, weight, batch, old, ref
 
 
-def exact(bench, hidden, weight, batch, old, ref):
+def exact(heads, hidden, weight, batch, old, ref):
     """The loss and its gradients in float64."""
     leaves = [x.double().requires_grad_() for x in (hidden, weight)]
     rows = (leaves[0] @ leaves[1].T).log_softmax(-1)
     log_probs = rows.gather(-1, batch.target[..., None])[..., 0]
-    loss = bench.clipped_loss(log_probs, batch, old.double(), ref.double())
+    loss = heads.clipped_loss(log_probs, batch, old.double(), ref.double())
     return log_probs.detach(), loss.detach(), torch.autograd.grad(loss, leaves)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, in Liger's torch.compile
 @pytest.mark.parametrize("name", ["torch eager", "rlk", "rlk linear_ppo_loss", "Liger"])
-def test_every_head_computes_the_same_loss(bench, name):
+def test_every_head_computes_the_same_loss(heads, name):
     if name == "Liger":
         pytest.importorskip("liger_kernel")
-    head = bench.MAKERS[name]()
-    hidden, weight, batch, old, ref = drawn(bench)
-    want_log_probs, want, grads = exact(bench, hidden, weight, batch, old, ref)
+    head = heads.MAKERS[name]()
+    hidden, weight, batch, old, ref = drawn(heads)
+    want_log_probs, want, grads = exact(heads, hidden, weight, batch, old, ref)
     log_probs = head.log_probs(hidden, weight, batch)
     at = batch.mask
     torch.testing.assert_close(log_probs[at].double(), want_log_probs[at], rtol=0, atol=1e-5)
