@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from numbers import Real
 from operator import index
 from typing import Any, NamedTuple
 
@@ -100,7 +101,8 @@ def _reference(
 def grad_scale_of(op: str, given: Arguments) -> Any:
     """The factor of the gradients, None for 1."""
     scale, hidden = given["grad_scale"], given["hidden"]
-    if hasattr(scale, "requires_grad"):
+    # Numbers first: Dynamo has no hasattr() of one that changes between calls.
+    if not isinstance(scale, Real) and hasattr(scale, "requires_grad"):
         is_number = scale.ndim == 0 and scale.is_floating_point() and not scale.requires_grad
         if not is_number or scale.device != hidden.device:
             expected = (

@@ -182,6 +182,21 @@ def test_a_compiled_call_is_one_graph_of_the_same_bits():
         assert torch.equal(got, exact)
 
 
+@pytest.mark.usefixtures("device", "fresh_compiler")
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
+def test_a_factor_that_changes_between_calls_stays_in_one_graph():
+    """As a gradient scaler's: from the second value on the compiler has a number without value."""
+    b = draw().leaves()
+
+    def loss(scale, *head):
+        return b.but(**dict(zip(HEAD, head, strict=True))).loss(grad_scale=scale).loss
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for scale in (1.0, 2.0, 8.0, 0.5):
+        got, want = (torch.autograd.grad(f(scale, *b.head), b.head) for f in (compiled, loss))
+        assert all(map(torch.equal, got, want)), scale
+
+
 @on_cpu_alone
 def test_tensors_without_values(device):
     """Shapes and dtypes alone, as on a meta device's model."""
