@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from devices import jit
-from reference import Reference, as_float64, assert_within, dtype_name
+from reference import Reference, as_float64, assert_within, dtype_name, same_bits
 
 DTYPES = ("float32", "bfloat16", "float16")
 NAMES = ("hidden", "weight", "bias")  # of what has a gradient
+OUTPUTS = ("log_prob", "entropy", "lse")
 DIM, VOCAB = 200, 3331  # specialized kernels of a GPU: each others cost seconds to compile
 
 
@@ -102,6 +103,22 @@ def with_garbage(p: Problem, active: np.ndarray) -> Problem:
     upstream[~active] = np.inf
     target[~active] = np.resize([-1, 2**31, 2**32 + 1, -(2**63), 2**63 - 1], (~active).sum())
     return Problem(hidden, p.weight, target, p.bias, upstream)
+
+
+def all_grads(p: Problem, **options: Any) -> Any:
+    """Gradients of all three outputs at once."""
+    return p.grads(grad_entropy=p.upstream * 0.25 - 1, grad_lse=p.upstream * 0.5, **options)
+
+
+def all_results(p: Problem, **options: Any) -> tuple[Any, ...]:
+    """All outputs, then those gradients."""
+    return *p.outputs(**options), *all_grads(p, **options)
+
+
+def assert_same(got: tuple[Any, ...], want: tuple[Any, ...], what: object) -> None:
+    """The same bits in all_results, or in its first ones."""
+    for name, one, other in zip((*OUTPUTS, *NAMES), got, want, strict=False):
+        assert one is other is None or same_bits(one, other), f"{name}: {what}"
 
 
 def check(p: Problem, what: str = "", **options: Any) -> None:
