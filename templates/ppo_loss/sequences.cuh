@@ -10,6 +10,7 @@
 
 namespace rlk {
 
+using Args = PpoLossArgs;
 using CountBlock = ExactBlock<kNumMeans>;
 constexpr int kTallyWords = sizeof(PpoLossTally) / sizeof(unsigned);
 
@@ -30,6 +31,8 @@ extern "C" __global__ void rlk_ppo_loss_fwd_pack(const __grid_constant__ PpoLoss
     }
   }
 }
+
+RLK_DEVICE bool is_active(const Args& a, Int64 token) { return !a.mask || a.mask[token] != 0; }
 
 RLK_DEVICE int num_nonzero_bytes(unsigned x) {
   return __popc((((x & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x) & 0x80808080u);

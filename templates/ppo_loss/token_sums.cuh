@@ -161,7 +161,7 @@ union GroupFloats {
 };
 
 // Which tokens of a group are active, by bit.
-RLK_DEVICE unsigned active_of_group(const Args& a, Int64 t) {
+RLK_DEVICE unsigned active_of_group(const PpoLossArgs& a, Int64 t) {
   if (!a.mask) return (1u << kGroup) - 1;
   const unsigned x = *reinterpret_cast<const Group<kGroup>::Bytes*>(a.mask + t);
   unsigned active = 0;
@@ -172,7 +172,7 @@ RLK_DEVICE unsigned active_of_group(const Args& a, Int64 t) {
 
 // Neighbouring tokens of a sequence. Returns which of them are left to be added, by bit: those out
 // of the ordinary.
-RLK_DEVICE unsigned add_group(const Args& a, const LossChoices& c, const LossValues& v,
+RLK_DEVICE unsigned add_group(const PpoLossArgs& a, const LossChoices& c, const LossValues& v,
                               const TokenInput& shared_in, Int64 t, Totals& totals, float* grad,
                               float* grad_entropy) {
   const unsigned active = active_of_group(a, t);

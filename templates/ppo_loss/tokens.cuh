@@ -8,12 +8,8 @@
 
 namespace rlk {
 
-using Args = PpoLossArgs;
-
-RLK_DEVICE bool is_active(const Args& a, Int64 token) { return !a.mask || a.mask[token] != 0; }
-
 // The sequence of a token: the last that starts at or before it.
-RLK_DEVICE Int64 sequence_of(const Args& a, Int64 token) {
+RLK_DEVICE Int64 sequence_of(const PpoLossArgs& a, Int64 token) {
   if (!a.starts) {
     // 64-bit division is some 70 instructions.
     if (a.num_tokens <= 0x7fffffff) {
@@ -35,7 +31,7 @@ RLK_DEVICE Int64 sequence_of(const Args& a, Int64 token) {
 }
 
 // What the tokens of one sequence have in common but for their weights, into the inputs of each.
-RLK_DEVICE void enter_sequence_unweighed(const Args& a, const LossChoices& c, Int64 i,
+RLK_DEVICE void enter_sequence_unweighed(const PpoLossArgs& a, const LossChoices& c, Int64 i,
                                          TokenInput& in) {
   if (c.ratio != kTokenRatio) in.sequence_log_ratio = a.sequence_log_ratio[i];
   if (c.correction && c.level != kTokenLevel) in.sequence_statistic = a.sequence_statistic[i];
@@ -47,7 +43,8 @@ RLK_DEVICE void enter_sequence_unweighed(const Args& a, const LossChoices& c, In
   if (c.correction == kGiven && a.importance_is_of_sequence) in.given = a.importance_weights[i];
 }
 
-RLK_DEVICE void enter_sequence(const Args& a, const LossChoices& c, Int64 i, TokenInput& in) {
+RLK_DEVICE void enter_sequence(const PpoLossArgs& a, const LossChoices& c, Int64 i,
+                               TokenInput& in) {
   in.weight = a.sequence_weight[i];
   if (c.kl) in.kl_weight = a.sequence_kl_weight[i];
   enter_sequence_unweighed(a, c, i, in);
@@ -55,7 +52,7 @@ RLK_DEVICE void enter_sequence(const Args& a, const LossChoices& c, Int64 i, Tok
 
 // read(array, input) of what a token has of its own, but its log-prob.
 template <class Read>
-RLK_DEVICE void read_inputs(const Args& a, const LossChoices& c, Read read) {
+RLK_DEVICE void read_inputs(const PpoLossArgs& a, const LossChoices& c, Read read) {
   read(a.old_log_probs, &TokenInput::old);
   if (!a.advantage_is_of_sequence && !c.mean_advantage) read(a.advantages, &TokenInput::advantage);
   if (reads_rollout(c)) read(a.rollout_log_probs, &TokenInput::rollout);
@@ -70,7 +67,7 @@ RLK_DEVICE void read_inputs(const Args& a, const LossChoices& c, Read read) {
   }
 }
 
-RLK_DEVICE void read_token(const Args& a, const LossChoices& c, Int64 t, TokenInput& in) {
+RLK_DEVICE void read_token(const PpoLossArgs& a, const LossChoices& c, Int64 t, TokenInput& in) {
   read_inputs(a, c, [&](const float* from, float TokenInput::* to) { in.*to = from[t]; });
 }
 
