@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from grpo import Tokens, draw
+from grpo import PAIRS, Tokens, draw
 from on_device import DEVICE, graph_of
 from reference import same_bits
 from tensors import tensor, torch
@@ -11,8 +11,6 @@ from tensors import tensor, torch
 import rlk
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("generic")]
-
-PAIRS = {"samples_per_prompt": 2}
 
 
 def run_ratio_kl(t: Tokens, g):

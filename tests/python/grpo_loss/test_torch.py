@@ -6,15 +6,13 @@ import weakref
 import numpy as np
 import pytest
 from devices import on_cpu_alone
-from grpo import Tokens, draw
+from grpo import PAIRS, Tokens, draw
 from reference import same_bits
 from tensors import tensor, torch
 
 import rlk
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("device", "generic")]
-
-PAIRS = {"samples_per_prompt": 2}
 
 
 def tensors(p: Tokens, dtype: str = "float32") -> Tokens:

@@ -14,6 +14,8 @@ from reference import Exact, as_float64
 
 import rlk
 
+PAIRS = {"samples_per_prompt": 2}
+
 
 @dataclass(frozen=True)
 class Tokens:
