@@ -63,7 +63,9 @@ def mib(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def error(value: float) -> str:
+def error(value: float | None) -> str:
+    if value is None:  # of a loss alone
+        return ""
     mantissa, exponent = f"{value:.0e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -77,6 +79,8 @@ PEERS = {
     "torch eager, fp32 softmax": "torch eager, fp32 softmax",
     "torch eager, 16-bit": "torch eager, bf16 softmax",
     "Liger sm_90": "Liger, CuTe DSL kernel for sm_90",
+    "QuACK, exponentials, a sum": "QuACK, the loss alone",
+    "QuACK, logits, a sum": "QuACK, the loss alone, `use_scaled_exp=False`",
     "CCE, filtered": "cut-cross-entropy, filtered",
     "verl": "verl",
     "CCE, exact": "cut-cross-entropy, exact",

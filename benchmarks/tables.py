@@ -59,7 +59,7 @@ def readme() -> str:
         alone = forward.get(MAIN, "rlk" if name.startswith("rlk") else candidate, which="fwd")
         loss = losses.get(loss_of.get(candidate, candidate))
         numbers = cells(alone)[0], *cells(run), *cells(loss)
-        rows.append((name, *numbers, error(run["max_error"])))
+        rows.append((name, *numbers, error(run.get("max_error"))))
     head = "forward", "forward + backward", "MiB", "GRPO loss, both", "MiB", "error of log p"
     return table((sizes(MAIN), *head), rows)
 
@@ -190,8 +190,11 @@ def linear_loss() -> str:
         "rlk, accumulate_into": "rlk, `accumulate_into`",
         "rlk, two ops": "linear_logp and its loss",
         "torch.compile": "`torch.compile`",
-        "Liger GRPO, one chunk": "Liger GRPO",
+        "Liger GRPO, one chunk": "Liger",
         "Liger": "Liger",
+        "Liger sm_90 + torch": "Liger, CuTe DSL",
+        "Liger sm_90": "Liger, CuTe DSL",
+        "QuACK, exponentials": "QuACK",
         "CCE, exact": "CCE, exact",
     }
     runs = [run for run in read(GPU_LOSS)["runs"] if "ratio" in run]
@@ -200,9 +203,13 @@ def linear_loss() -> str:
         sequences, length, dim, vocab = run["shape"]
         key = names[run["what"]], sizes((sequences * length, dim, vocab))
         cell = f"{ratio(run['ratio'])}, {mib(run['extra_mib'])} MiB"
-        rows.setdefault(key, {})[run["candidate"]] = cell
-    cells = ([*key, *(row.get(way, "") for way in ways)] for key, row in rows.items())
-    return table(("loss", "N x D x V", *ways.values()), cells)
+        row = rows.setdefault(key, {})
+        if run["candidate"] in ways:
+            row[ways[run["candidate"]]] = cell
+    found = {column for row in rows.values() for column in row}
+    columns = [column for column in dict.fromkeys(ways.values()) if column in found]
+    cells = ([*key, *(row.get(column, "") for column in columns)] for key, row in rows.items())
+    return table(("loss", "N x D x V", *columns), cells)
 
 
 def ppo_loss_h200() -> str:

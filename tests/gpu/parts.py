@@ -25,7 +25,7 @@ import card
 from card import PACK, ROOT
 
 BUILD = ROOT / "build" / "gpu"
-SITE = BUILD / "site"
+SITE = BUILD / "site-packages"  # the name matters to QuACK
 BUILTIN = BUILD / "builtin"
 NVRTC_12 = BUILD / "nvrtc" / "libnvrtc.so.12"
 JOBS = str(len(os.sched_getaffinity(0)))
@@ -50,10 +50,11 @@ class Part:
     share: int  # of the time
     steps: Callable[[Run], list[list[Command]]]
     must_say: str = ""  # pattern in the output of each command that went well
+    if_named: bool = False  # not among those that run without a name
 
 
 def build(_: Run) -> list[list[Command]]:
-    for wheel in (PACK / "wheels").glob("*.whl"):  # pure Python all
+    for wheel in (PACK / "wheels").glob("*.whl"):
         shutil.unpack_archive(wheel, SITE, format="zip")
     for pattern, folder in (("nvrtc-*.tar.xz", NVRTC_12.parent), ("builtin.tar.xz", BUILTIN)):
         for archive in PACK.glob(pattern):
@@ -103,6 +104,18 @@ def bench(run: Run) -> list[list[Command]]:
     return [[[*command, "--seconds", seconds, "--out", str(run.out)]]]
 
 
+def losses(run: Run) -> list[list[Command]]:
+    return [
+        [[sys.executable, "benchmarks/linear_loss.py", "--out", str(run.out / "linear_loss.json")]]
+    ]
+
+
+def everyone(run: Run) -> list[list[Command]]:
+    command = [sys.executable, "benchmarks/check_everyone.py"]
+    seconds = str(max(30, int(run.limit_s) - 10))
+    return [[[*command, "--seconds", seconds, "--out", str(run.out / "check_everyone.json")]]]
+
+
 PARTS = (
     Part("build", 200, build),
     Part("ctest", 60, ctest),
@@ -110,13 +123,16 @@ PARTS = (
     Part("check", 100, check),
     Part("sanitize", 90, sanitize, must_say="SUMMARY: 0"),
     Part("bench", 100, bench),
+    Part("losses", 100, losses, if_named=True),
+    Part("everyone", 100, everyone, if_named=True),
 )
 
 
 def environment() -> dict[str, str]:
     """rlk from the build, packed wheels beside it; caches stay in the build folder."""
     given = dict(os.environ)
-    paths = [str(BUILD / "python"), str(SITE), given.get("PYTHONPATH", "")]
+    paths = [str(BUILD / "python"), str(SITE), str(SITE / "nvidia_cutlass_dsl" / "dsl_packages")]
+    paths.append(given.get("PYTHONPATH", ""))
     nvrtc = [path for path in (card.wheel_nvrtc(), NVRTC_12) if path and path.exists()]
     return given | {
         "PATH": f"{given.get('PATH', '')}:/usr/local/cuda/bin",
@@ -196,7 +212,9 @@ def run_part(part: Part, run: Run) -> str:
 def main() -> int:
     names = [part.name for part in PARTS]
     parser = argparse.ArgumentParser(prog="./dev gpu-test", description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {' '.join(names)} (all)")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"of {' '.join(names)} (all but the last two)"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-test", metavar="DIR")
     parser.add_argument("--limit", type=float, default=530.0, metavar="SECONDS", help="in all")
     given = parser.parse_args()
@@ -214,7 +232,7 @@ def main() -> int:
     (out / "card.txt").write_text(facts)
     print(facts, flush=True)
     end = time.monotonic() + given.limit
-    left = [part for part in PARTS if not given.parts or part.name in given.parts]
+    left = [p for p in PARTS if p.name in given.parts or not (given.parts or p.if_named)]
     rows = []
     try:
         while left:

@@ -48,6 +48,13 @@ def table(done: subprocess.CompletedProcess[str]) -> list[tuple[str, str]]:
     return [(line.split()[0], line.split(" s  ", 1)[1]) for line in lines]
 
 
+def test_parts_of_benchmarks_run_where_they_are_named(tree: Path) -> None:
+    without = [name for name, _ in table(run(tree, "--limit", "0"))]
+    assert without[0] == "build"
+    assert not {"losses", "everyone"} & {*without}
+    assert [name for name, _ in table(run(tree, "--limit", "0", "losses"))] == ["losses"]
+
+
 def test_parts_run_in_order_and_leave_logs(tree: Path) -> None:
     done = run(tree, "--out", "logs", "ctest", "build")
     assert table(done) == [("build", "ok"), ("ctest", "ok")], done.stdout + done.stderr
