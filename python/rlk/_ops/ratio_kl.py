@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlk import _core
-from rlk._loss_options import bounds, check_word
+from rlk._loss_options import as_float, bounds, check_word
 from rlk._ops.common import Arguments, Tensor, arguments_of, is_compiling, with_defaults
-from rlk._rules import inf
+from rlk._rules import DEFAULTS, inf
 from rlk.errors import fail, renamed, shape_of, text
 
 # What logp's arguments are called here.
@@ -33,7 +33,7 @@ def ratio_kl(
     ref_logps: Tensor | None = None,
     kl: str = "k3",
     kl_gradient: str = "pathwise",
-    kl_clamp: float = 20.0,
+    kl_clamp: float | None = None,
     log_ratio_clamp: float | tuple[float, float] = 20.0,
     temperature: float | Tensor = 1.0,
     softcap: float | None = None,
@@ -58,7 +58,8 @@ def ratio_kl(
         kl: "k1" -e, "abs" |e|, "k2" e^2 / 2 or "k3" exp(e) - 1 - e, with e = ref - log p.
         kl_gradient: "pathwise", the derivative of that; "unbiased": -e; "importance": that of
             the estimate times exp(log p - stop_gradient(log p)), -e for k3; 0 beyond kl_clamp.
-        kl_clamp: k3's e is clamped to +-kl_clamp; its pathwise derivative beyond is 0.
+        kl_clamp: e is clamped to +-kl_clamp, inf for none; the pathwise derivative beyond is 0.
+            None: 20 for k3, none for the others.
         log_ratio_clamp: a number or (low, high) that log p - old is clamped to, inf for none; the
             derivative beyond is 0.
         temperature, softcap, logit_scale, ignore_index, stream: as in `logp`, of both logits.
@@ -167,16 +168,17 @@ def make_call(given: Arguments) -> Call:
     log_ratio_clamp, kl_clamp = given["log_ratio_clamp"], given["kl_clamp"]
     with renamed("ratio_kl", {}):
         low, high = bounds("log_ratio_clamp", log_ratio_clamp)
-        _, most = bounds("kl_clamp", kl_clamp)
     if not low < high:
         fail("ratio_kl", "log_ratio_clamp", "a number above 0", text(log_ratio_clamp))
-    if not most >= 0 or isinstance(kl_clamp, tuple):  # also NaN
-        fail("ratio_kl", "kl_clamp", "a number from 0 up", text(kl_clamp))
     words = {"kl_estimator": given["kl"], "kl_gradient": given["kl_gradient"]}
     with renamed("ratio_kl", {"kl_estimator": "kl"}):
         for name, word in words.items():
             check_word(name, word)
-    most = most if given["kl"] == "k3" else inf
+    most = DEFAULTS["kl_clamp"] if given["kl"] == "k3" else inf
+    if kl_clamp is not None:
+        most = as_float(kl_clamp)
+        if most is None or not most >= 0:  # also NaN
+            fail("ratio_kl", "kl_clamp", "a number from 0 up, or None", text(kl_clamp))
     clamps = {"log_ratio_low": low, "log_ratio_high": high, "kl_clamp": most}
     estimator = _core.LossOptions({**words, **clamps, "kl_output_clamp": inf})
     logp = arguments_of("logp", given, NAMES)

@@ -107,6 +107,16 @@ def test_torch_loses_what_the_page_says(op: str) -> None:
     assert "garbage" in {result.case.kind for result in report.failures()}
 
 
+@pytest.mark.parametrize("kl", ["k1", "abs", "k2", "k3"])
+@pytest.mark.parametrize("kl_gradient", ["pathwise", "unbiased", "importance"])
+def test_the_reference_has_every_estimator_of_ratio_kl(kl: str, kl_gradient: str) -> None:
+    pytest.importorskip("torch")
+    for clamp in ({}, {"kl_clamp": 0.25}):
+        options = {"kl": kl, "kl_gradient": kl_gradient, **clamp}
+        report = rlk.check.run("ratio_kl", "torch", dtype="fp32", grad=True, options=options)
+        assert report.ok, report.failures()
+
+
 def test_options_of_a_case_are_read_from_text() -> None:
     for op, name, text, value in (
         ("grpo_loss", "beta", "0.1", 0.1),

@@ -25,6 +25,8 @@ OPTION_SETS = [
     {"kl_gradient": "importance", "kl_clamp": 0.1},
     {"kl": "k2", "kl_gradient": "importance", "kl_clamp": 0.1},
     {"kl": "k1", "kl_gradient": "importance"},
+    {"kl": "k1", "kl_clamp": 0.1},
+    {"kl": "abs", "kl_clamp": 0.1, "kl_gradient": "unbiased"},
     {"kl_clamp": 0.25, "log_ratio_clamp": 0.5},
     {"ignore_index": 3},
 ]

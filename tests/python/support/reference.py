@@ -347,7 +347,9 @@ class Exactly:
     def _tokens(self) -> tuple[np.ndarray, ...]:
         """ratio, its slope, kl, its slope."""
         o = self.options
-        most, bound = o.get("log_ratio_clamp", 20.0), o.get("kl_clamp", 20.0)
+        kl = o.get("kl", "k3")
+        most = o.get("log_ratio_clamp", 20.0)
+        bound = o.get("kl_clamp", 20.0 if kl == "k3" else np.inf)
         with np.errstate(all="ignore"):
             logp = self.policy.logp
             delta, e = (np.where(self.active, x, 0) for x in (logp - self.old, self.ref - logp))
@@ -355,16 +357,16 @@ class Exactly:
             ratio_slope = np.where(np.abs(delta) > most, 0.0, ratio)
             clipped, beyond = np.clip(e, -bound, bound), np.abs(e) > bound
             value, slope = {
-                "k1": (-e, np.ones_like(e)),
-                "abs": (np.abs(e), -np.sign(e)),
-                "k2": (e * e / 2, -e),
-                "k3": (np.expm1(clipped) - clipped, np.where(beyond, 0.0, -np.expm1(clipped))),
-            }[o.get("kl", "k3")]
+                "k1": (-clipped, np.ones_like(e)),
+                "abs": (np.abs(clipped), -np.sign(e)),
+                "k2": (clipped * clipped / 2, -e),
+                "k3": (np.expm1(clipped) - clipped, -np.expm1(clipped)),
+            }[kl]
+            if o.get("kl_gradient") == "importance":
+                slope = value + slope
+            slope = np.where(beyond, 0.0, slope)
             if o.get("kl_gradient") == "unbiased":
                 slope = -e
-            elif o.get("kl_gradient") == "importance":
-                is_k3 = o.get("kl", "k3") == "k3"
-                slope = np.where(beyond & is_k3, 0.0, value + slope)
         return ratio, ratio_slope, value, slope
 
     def _with_factor_error(self, factor: np.ndarray, off: np.ndarray) -> Bounded:

@@ -30,6 +30,7 @@ KL_SETS: tuple[dict[str, Any], ...] = (
     {"kl_gradient": "unbiased"},
     {"kl_gradient": "importance", "kl_clamp": 0.25},
     {"kl_gradient": "importance", "kl": "k2"},
+    {"kl": "k1", "kl_clamp": 0.25},
     {"log_ratio_clamp": 0.5},
 )
 # A value of each own option that must show in the gradient.
@@ -181,19 +182,26 @@ def _ratio(
     return Bounded(ratio, bound), Bounded(slope, np.where(ties, np.inf, bound))
 
 
+def _most(kind: str, kl_clamp: float | None) -> float:
+    if kl_clamp is not None:
+        return kl_clamp
+    return 20.0 if kind == "k3" else np.inf
+
+
 def _kl(
     inputs: Inputs, c: Mapping[str, float], policy: LinearLogprob, ref: LinearLogprob
 ) -> tuple[Bounded, Bounded]:
     """The KL estimate and its derivative; `off` is how far e may be."""
-    kind, most, e = inputs["kl"], inputs["kl_clamp"], ref.logp - policy.logp
+    kind, e = inputs["kl"], ref.logp - policy.logp
+    most = _most(kind, inputs["kl_clamp"])
     off = policy.bound + ref.bound + 2.0**-23 * np.abs(e)
     off = np.where(np.isfinite(off), off, 0.0)
     clipped, beyond = np.clip(e, -most, most), np.abs(e) > most
     curve = np.exp(clipped)
     value, slope, slope_off = {
-        "k1": (-e, np.ones_like(e), np.zeros_like(e)),
-        "abs": (np.abs(e), -np.sign(e), np.zeros_like(e)),
-        "k2": (e * e / 2, -e, off),
+        "k1": (-clipped, np.ones_like(e), np.zeros_like(e)),
+        "abs": (np.abs(clipped), -np.sign(e), np.zeros_like(e)),
+        "k2": (clipped * clipped / 2, -e, off),
         "k3": (
             np.expm1(clipped) - clipped,
             -np.expm1(clipped),
@@ -202,14 +210,14 @@ def _kl(
     }[kind]
     reach = np.abs(slope) * np.maximum(c["logits_expm1_rtol"], off)
     bound = c["atol"] + c["rtol"] * np.abs(value) + reach + off * off * np.maximum(curve, 1.0)
-    ties = (np.abs(np.abs(e) - most) <= off) & (kind == "k3")
+    ties = np.abs(np.abs(e) - most) <= off
     ties |= (np.abs(e) <= off) & (kind == "abs")
     if inputs["kl_gradient"] == "unbiased":
         slope, slope_off = -e, off
     else:
         if inputs["kl_gradient"] == "importance":
             slope, slope_off = value + slope, bound + slope_off
-        slope = np.where(beyond & (kind == "k3"), 0.0, slope)
+        slope = np.where(beyond, 0.0, slope)
     return Bounded(value, bound), Bounded(slope, np.where(ties, np.inf, slope_off))
 
 
@@ -228,7 +236,7 @@ def torch_ratio_kl(
     old_logps: Any,
     kl: str = "k3",
     kl_gradient: str = "pathwise",
-    kl_clamp: float = 20.0,
+    kl_clamp: float | None = None,
     log_ratio_clamp: float = 20.0,
     **options: Any,
 ) -> Any:
@@ -242,15 +250,19 @@ def torch_ratio_kl(
     none = torch.zeros_like(log_prob)
     delta = torch.where(active, log_prob - old_logps, none)
     e = torch.where(active, ref - log_prob, none)
-    clipped = e.clamp(-kl_clamp, kl_clamp)
+    most = _most(kl, kl_clamp)
+    clipped = e.clamp(-most, most)
     value = {
-        "k1": -e,
-        "abs": e.abs(),
-        "k2": e * e / 2,
+        "k1": -clipped,
+        "abs": clipped.abs(),
+        "k2": clipped * clipped / 2,
         "k3": torch.expm1(clipped) - clipped,
     }[kl]
     if kl_gradient != "pathwise":
-        inside = (e.abs() <= kl_clamp) | (kl != "k3") | (kl_gradient == "unbiased")
-        through = torch.where(inside, e * e / 2, none)
+        inside = (e.abs() <= most) | (kl_gradient == "unbiased")
+        through = e * e / 2
+        if kl_gradient == "importance" and kl != "k3":  # of k3 it is that, without what cancels
+            through = value + value.detach() * log_prob
+        through = torch.where(active & inside, through, none)
         value = value.detach() + through - through.detach()
     return delta.clamp(-log_ratio_clamp, log_ratio_clamp).exp(), value
