@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -17,7 +18,9 @@
 namespace rlk {
 namespace {
 
-constexpr std::string_view k_size_expected = "a size such as 500M, 1GiB or 0 (no limit)";
+// How variables begin that tests, benchmarks and ./dev read.
+constexpr std::string_view k_of_development[] = {"RLK_TEST_", "RLK_LONG_TESTS", "RLK_FAKE_",
+                                                 "RLK_BENCH_", "RLK_PYTHON"};
 
 [[noreturn]] void refuse(std::string_view source, std::string_view expected,
                          const std::string& got) {
@@ -65,7 +68,7 @@ struct Setter {
   }
   void set(std::optional<int>& field) const { set(field.emplace()); }
 
-  void set(std::uint64_t& field) const { field = bytes_named(text, source); }
+  void set(std::uint64_t& field) const { field = bytes_named(text, source, expected(setting)); }
   void set(std::string& field) const { field = text; }
   void set(std::optional<std::string>& field) const {
     expect_path(text, source);
@@ -178,7 +181,7 @@ std::string expected(const Setting& setting) {
     return fmt::format("{} or {}", fmt::join(words.first(words.size() - 1), ", "), words.back());
   }
   if (is(&Settings::cache_path)) return "absolute folders separated by colons";
-  if (is(&Settings::cache_size_bytes)) return std::string(k_size_expected);
+  if (is(&Settings::cache_size_bytes)) return "a size such as 500M, 1GiB or 0 (no limit)";
   if (is(&Settings::arch)) return "a target such as x86-64-v3 or sm_90a";
   return is(&Settings::tile) ? "the name of a tile" : "a path";
 }
@@ -194,7 +197,8 @@ std::optional<std::string> value_text(const Settings& settings, const Setting& s
   return std::visit([&](auto field) { return getter.get(settings.*field); }, setting.field);
 }
 
-std::uint64_t bytes_named(const std::string& text, std::string_view source) {
+std::uint64_t bytes_named(const std::string& text, std::string_view source,
+                          std::string_view expected) {
   std::uint64_t number = 0;
   const char* text_end = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), text_end, number);
@@ -212,7 +216,7 @@ std::uint64_t bytes_named(const std::string& text, std::string_view source) {
   if (error == std::errc{} && factor != 0 && !__builtin_mul_overflow(number, factor, &bytes)) {
     return bytes;
   }
-  refuse(source, k_size_expected, in_quotes(text));
+  refuse(source, expected, in_quotes(text));
 }
 
 Settings read_settings(const Lookup& environment) {
@@ -253,10 +257,36 @@ std::optional<std::string> folder_if_given(const Lookup& environment, const char
 Settings read_settings() {
   Settings settings = read_settings(process_environment);
   set_log_level(settings.log_level);
-  if (process_environment("RLK_MAX_KERNELS")) {
-    log().warn("RLK_MAX_KERNELS: is of no use any longer: kernels stay loaded");
+  if (const auto ignored = ignored_variables(); !ignored.empty()) {
+    log().warn("{}: ignored, there is no such setting; those that there are: {}",
+               fmt::join(ignored, ", "), variable_names());
   }
   return settings;
+}
+
+std::vector<std::string> ignored_variables() {
+  std::vector<std::string> ignored;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const auto name = text.substr(0, text.find('='));
+    const bool is_empty = name.size() + 1 >= text.size();  // counts as unset
+    const auto begins = [&](std::string_view start) { return name.starts_with(start); };
+    const auto is = [&](const Setting& one) {
+      return one.variable != nullptr && name == one.variable;
+    };
+    if (is_empty || !begins("RLK_") || std::ranges::any_of(k_of_development, begins)) continue;
+    if (std::ranges::none_of(all_settings(), is)) ignored.push_back(printable(name));
+  }
+  std::ranges::sort(ignored);
+  return ignored;
+}
+
+std::string variable_names() {
+  std::vector<std::string_view> names;
+  for (const Setting& setting : all_settings()) {
+    if (setting.variable != nullptr) names.emplace_back(setting.variable);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 }  // namespace rlk

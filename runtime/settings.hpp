@@ -105,11 +105,18 @@ std::optional<std::string> folder_if_given(const Lookup& environment, const char
 // Throws InvalidArgument on a value that a variable cannot have, naming the variable.
 Settings read_settings(const Lookup& environment);
 
-// The process's. Sets the log's level, and warns of a variable that is of no use any longer.
+// The process's. Sets the log's level, and warns of variables that are ignored.
 Settings read_settings();
 
+// Variables of the process that are named as if they were settings, and are none.
+std::vector<std::string> ignored_variables();
+
+// "RLK_JIT, RLK_ARCH, ...": those that there are.
+std::string variable_names();
+
 // "500000", "512K", "1GiB", "2GB": K, M, G, T and KiB, MiB, ... are powers of 1024, KB, MB, ... of
-// 1000, in either case. Throws InvalidArgument, which names the source.
-std::uint64_t bytes_named(const std::string& text, std::string_view source);
+// 1000, in either case. Throws InvalidArgument, which names the source and what was expected.
+std::uint64_t bytes_named(const std::string& text, std::string_view source,
+                          std::string_view expected);
 
 }  // namespace rlk

@@ -5,6 +5,7 @@
 #include "cli/text/table.hpp"
 #include "jit/warm/manifest.hpp"
 #include "runtime/error.hpp"
+#include "runtime/given_text.hpp"
 #include "templates/registry.hpp"
 
 #include <fmt/format.h>
@@ -20,12 +21,11 @@ cache::SweepLimits limits_of(const Context& context, const PruneOptions& options
   limits.dry_run = options.dry_run;
   std::uint64_t most_bytes = 0;  // none
   if (options.max_size) {
-    most_bytes = bytes_named(*options.max_size, "--max-size");
+    constexpr auto source = "--max-size";
+    constexpr auto expected = "a size above 0, such as 500M or 1GiB (rlk-jit clear removes all)";
+    most_bytes = bytes_named(*options.max_size, source, expected);
     if (most_bytes == 0) {
-      throw InvalidArgument(
-          "--max-size: expected more than nothing, got \"{}\"; rlk-jit clear "
-          "removes all",
-          *options.max_size);
+      throw InvalidArgument(Fault{"", source, expected, in_quotes(*options.max_size)});
     }
   }
   if (options.older_than) limits.most_idle_s = seconds_named(*options.older_than, "--older-than");

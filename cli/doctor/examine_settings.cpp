@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The settings in force, by the names of their variables.
+// The settings in force, by the names of their variables, and variables that are none.
 #include "cli/doctor/findings.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace rlk::cli {
 
@@ -16,6 +16,13 @@ void examine_settings(const Context& context, Findings& findings) {
     details[setting.variable] = *value;
   }
   findings.push_back({"settings", State::good, text, details});
+  const auto ignored = ignored_variables();
+  if (ignored.empty()) return;
+  findings.push_back({"environment",
+                      State::warn,
+                      fmt::format("{} ignored: there is no such setting; those that there are: {}",
+                                  fmt::join(ignored, ", "), variable_names()),
+                      {{"ignored", ignored}}});
 }
 
 }  // namespace rlk::cli

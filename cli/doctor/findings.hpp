@@ -28,7 +28,7 @@ struct Finding {
 
 using Findings = std::vector<Finding>;
 
-// The variables in force.
+// The variables in force, and those that are ignored.
 void examine_settings(const Context& context, Findings& findings);
 
 // Folders, their rights and entries.

@@ -41,7 +41,7 @@ bool take_part(std::string_view part, std::span<const Op* const> ops, ModelShape
   if (found == parameters.end()) return false;
   const Parameter* const parameter = *found;
   const auto number = value_of<double>(part, std::string(name) + "=");
-  if (!number || !std::isfinite(*number)) return false;  // its range is a call's to check
+  if (!number || !std::isfinite(*number)) return false;
   if (!shape.numbers.try_emplace(std::string(name), *number).second) return false;
   // The default changes nothing: kernels are those of calls that do not pass it.
   if (parameter->kind == Kind::number && *number == parameter->by_default) {
@@ -124,6 +124,12 @@ ModelShape read_model_shape(const std::string& word, std::span<const Op* const> 
         "model: {}: expected a vocabulary that {} shards divide, got {}; give the padded size by "
         "--vocab",
         word, options.num_shards, shape.vocab);
+  }
+  for (const Parameter* parameter : model_parameters(ops)) {
+    const auto given = shape.numbers.find(parameter->name);
+    if (given == shape.numbers.end() || parameter->range->holds(given->second)) continue;
+    throw InvalidArgument("model: {}: {}: expected {}, got {}", word, parameter->name,
+                          parameter->range->expected, given->second);
   }
   shape.vocab /= options.num_shards;
   shape.num_shards = options.num_shards;

@@ -151,13 +151,22 @@ TEST(Settings, WorkspaceMib) {
   }
 }
 
-// Kernels stay loaded, so the variable of earlier versions is told to be of no use.
-TEST(Settings, MaxKernelsIsOfNoUse) {
+// An error of typing, or a variable of earlier versions; those of tests are nobody's settings.
+TEST(Settings, VariablesThatAreNoSettingsAreNamed) {
   const test::CapturedLog log;
-  ::setenv("RLK_MAX_KERNELS", "many", 1);
+  const char* const names[] = {"RLK_CACHEDIR", "RLK_MAX_KERNELS", "RLK_TEST_X", "RLK_DUMP_DIR"};
+  for (const char* name : names) ::setenv(name, "/x", 1);
+  ::setenv("RLK_EMPTY", "", 1);
+  const auto ignored = ignored_variables();
   read_settings();
-  ::unsetenv("RLK_MAX_KERNELS");
-  EXPECT_EQ(log.text(), "warning: RLK_MAX_KERNELS: is of no use any longer: kernels stay loaded\n");
+  for (const char* name : names) ::unsetenv(name);
+  ::unsetenv("RLK_EMPTY");
+  EXPECT_EQ(ignored, (std::vector<std::string>{"RLK_CACHEDIR", "RLK_MAX_KERNELS"}));
+  EXPECT_TRUE(log.text().starts_with(
+      "warning: RLK_CACHEDIR, RLK_MAX_KERNELS: ignored, there is no such setting; those that there "
+      "are: RLK_JIT, RLK_ARCH, "))
+      << log.text();
+  EXPECT_EQ(std::ranges::count(log.text(), '\n'), 1);
 }
 
 TEST(Settings, LogLevel) {
@@ -253,8 +262,8 @@ TEST(Settings, CacheSize) {
         "RLK_CACHE_SIZE: expected a size such as 500M, 1GiB or 0 (no limit), got \"" + text + "\"");
   }
   EXPECT_TRUE(what<InvalidArgument>([] {
-                bytes_named("many", "--max-size");
-              }).starts_with("--max-size: expected a size"));
+                bytes_named("many", "--max-size", "a size");
+              }).starts_with("--max-size: expected a size, got \"many\""));
 }
 
 TEST(Settings, Policy) {

@@ -64,6 +64,16 @@ TEST_F(CliTest, DoctorTellsTheSettingsInForce) {
   EXPECT_EQ(details["RLK_NVRTC"], temp_ / "no-nvrtc");
 }
 
+TEST_F(CliTest, DoctorNamesVariablesThatAreNoSettings) {
+  EXPECT_TRUE(finding("environment").is_null());
+  ::setenv("RLK_CACHEDIR", "/x", 1);
+  const auto found = finding("environment");
+  ::unsetenv("RLK_CACHEDIR");
+  EXPECT_EQ(found["state"], "warn");
+  EXPECT_EQ(found["details"]["ignored"], nlohmann::json::array({"RLK_CACHEDIR"}));
+  EXPECT_TRUE(found["text"].get<std::string>().starts_with("RLK_CACHEDIR ignored: "));
+}
+
 TEST_F(CliTest, DoctorLooksForNvrtcWhereRlkNvrtcSays) {
   const auto nvrtc = finding("nvrtc");
   EXPECT_EQ(nvrtc["details"]["path"], temp_ / "no-nvrtc");

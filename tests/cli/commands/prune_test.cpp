@@ -91,6 +91,15 @@ TEST_F(PruneTest, PruneWithoutOptionsTakesTheBudget) {
   EXPECT_EQ(numbers(), "01") << "the age alone";
 }
 
+TEST_F(PruneTest, ASizeOfNothingIsNotOffered) {
+  for (const std::string word : {"0", "many"}) {
+    EXPECT_EQ(run({"prune", "--max-size", word}).err,
+              "rlk-jit: --max-size: expected a size above 0, such as 500M or 1GiB (rlk-jit clear "
+              "removes all), got \"" +
+                  word + "\"\n");
+  }
+}
+
 TEST_F(PruneTest, ADryRunRemovesNothing) {
   put_entries(3);
   put_others();

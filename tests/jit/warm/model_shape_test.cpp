@@ -149,6 +149,20 @@ TEST_F(ModelShapeTest, LogitsWithoutAFile) {
   }
 }
 
+// In the model's words: no call of an op has been made.
+TEST_F(ModelShapeTest, NumbersThatNoCallTakesAreRefused) {
+  const auto refused = [](const std::string& word) {
+    return what<InvalidArgument>([&] { read_model_shape(word, templates::ops()); });
+  };
+  EXPECT_EQ(refused("V=7,D=8,softcap=-3"),
+            "model: V=7,D=8,softcap=-3: softcap: expected a finite number above 0 (3e-39 to 8e37), "
+            "got -3");
+  EXPECT_EQ(
+      refused("V=7,D=8,logit_scale=1e39"),
+      "model: V=7,D=8,logit_scale=1e39: logit_scale: expected a finite number of float32, got "
+      "1e+39");
+}
+
 TEST_F(ModelShapeTest, EntropyAndStatisticsAreOptions) {
   for (const bool entropy : {false, true}) {
     for (const bool stats : {false, true}) {
