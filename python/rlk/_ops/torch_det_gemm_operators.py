@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -46,8 +47,14 @@ def _fake_backward(arguments: Arguments) -> tuple[Any, ...]:
     return tuple(found)
 
 
+def _flops(arguments: Arguments, products: int = 1) -> int:
+    columns: int = arguments["b"][1]
+    return 2 * products * prod(arguments["a"]) * columns
+
+
 _run_forward = Operator("_det_gemm_forward", "det_gemm", words_of(det_gemm_function), "Tensor")
 _run_forward.is_kernel(_core.det_gemm_forward, _fake_forward)
+_run_forward.counts(_flops)
 _run_backward = Operator(
     "_det_gemm_backward",
     "det_gemm",
@@ -58,6 +65,7 @@ _run_backward = Operator(
     "(Tensor, Tensor, Tensor)",  # of no elements where not needed
 )
 _run_backward.is_kernel(_backward, _fake_backward)
+_run_backward.counts(lambda given: _flops(given, given["needs_a"] + given["needs_b"]))
 
 
 def _gradients(ctx: Any, needs: Sequence[bool], grad_output: Any) -> Any:

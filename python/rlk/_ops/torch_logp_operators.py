@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -126,8 +127,9 @@ def _forward(arguments: Arguments) -> list[Any]:
 def _fake_forward(arguments: Arguments) -> list[Any]:
     hidden, weight, bias = (arguments[name] for name in _OPERANDS)
     if weight.dtype != hidden.dtype:
-        expected = f"dtype {str(hidden.dtype).removeprefix('torch.')} (that of {{hidden}})"
-        fail("linear_logp", "weight", expected, str(weight.dtype).removeprefix("torch."))
+        own, got = (str(x.dtype).removeprefix("torch.") for x in (hidden, weight))
+        hint = "of torch tensors compute_dtype or autocast casts both"
+        fail("linear_logp", "weight", f"dtype {own} (that of {{hidden}}; {hint})", got)
     found = _empty("linear_logp", hidden, arguments)
     columns = weight.shape[:1] if weight.ndim else ("V",)
     expect_shape("linear_logp", "weight", weight, (*columns, hidden.shape[-1]), "that of {hidden}")
@@ -165,6 +167,15 @@ def _fake_backward(arguments: Arguments) -> tuple[Any, ...]:
     )
 
 
+def _flops(arguments: Arguments, products: int = 1) -> int:
+    return 2 * products * prod(arguments["target"]) * prod(arguments["weight"])
+
+
+def _backward_flops(arguments: Arguments) -> int:
+    """Of gradients, not of logits that are made once more."""
+    return _flops(arguments, arguments["needs_hidden"] + arguments["needs_weight"])
+
+
 _SAVE = "bool save=False"
 _KEEPING = ("kept_target", "kept_dtype", "kept_limits")
 _KEEPING_WORDS = ["int kept_target=-1", "str? kept_dtype=None", "int[] kept_limits=[]"]
@@ -177,6 +188,7 @@ _run_linear_logp_forward = Operator(
     "Tensor[]",
 )
 _run_linear_logp_forward.is_kernel(_forward, _fake_forward)
+_run_linear_logp_forward.counts(_flops)
 _run_linear_logp_backward, _run_accumulate = (
     Operator(
         f"_linear_logp_{name}",
@@ -193,8 +205,9 @@ _run_linear_logp_backward, _run_accumulate = (
     )
     for name, written in (("backward", None), ("accumulate", "accumulate_into"))
 )
-_run_linear_logp_backward.is_kernel(_backward, _fake_backward)
-_run_accumulate.is_kernel(_backward, _fake_backward)
+for _operator in (_run_linear_logp_backward, _run_accumulate):
+    _operator.is_kernel(_backward, _fake_backward)
+    _operator.counts(_backward_flops)
 _run_logp_forward = Operator("_logp_forward", "logp", [*words_of(logp_function), _SAVE], "Tensor[]")
 _run_logp_forward.is_kernel(
     lambda given: _listed(given, _core.logp_forward(given, given["save"])),

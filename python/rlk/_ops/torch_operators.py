@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from rlk import _core
 from rlk._ops.common import PARAMETERS, Arguments
@@ -187,6 +189,18 @@ class Operator:
         _LIBRARY.impl(self.name, torch.library.fallthrough_kernel, "Autograd")
         if not self.run._schema.is_mutable:
             _LIBRARY.impl(self.name, torch.library.fallthrough_kernel, "ADInplaceOrView")
+
+    def counts(self, flops: Callable[[Arguments], int]) -> None:
+        """`flops`: what FlopCounterMode counts for a call, of the shapes of its tensors."""
+
+        def count(*args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+            return flops(self.arguments(args, kwargs))
+
+        packet = self.run.overloadpacket
+        register_flop_formula(packet)(count)
+        for mode in _get_current_dispatch_mode_stack():  # a FlopCounterMode has formulas of its own
+            own = getattr(getattr(mode, "counter", None), "flop_registry", {})
+            own[packet] = flop_registry[packet]
 
     def is_composite(self, call: Callable[[Arguments], Any]) -> None:
         """`call` makes it of other operators and torch's autograd."""

@@ -9,6 +9,7 @@ from tensors import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import rlk
 
@@ -124,6 +125,30 @@ def test_an_error_of_the_compiler_has_our_words(call, word):
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported, match=word):
         compiled(torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("kind", ["linear", "linear_logp", "linear_logp, added"])
+def test_flops_are_counted(kind, needs):
+    """Those of the products, as torch counts them for F.linear."""
+    hidden, weight = (
+        torch.randn(n, 16, requires_grad=need) for n, need in zip((3, 71), needs, strict=True)
+    )
+    ids, into = torch.zeros(3, dtype=int), torch.zeros(71, 16) if needs[1] else None
+
+    def flops(call):
+        with FlopCounterMode(display=False) as counter:
+            call().sum().backward()
+        return counter.get_total_flops()
+
+    calls = {
+        "linear": lambda: rlk.jit.linear(hidden, weight),
+        "linear_logp": lambda: rlk.jit.linear_logp(hidden, weight, ids),
+        "linear_logp, added": lambda: rlk.jit.linear_logp(
+            hidden, weight, ids, accumulate_into=into
+        ),
+    }
+    assert flops(calls[kind]) == flops(lambda: torch.nn.functional.linear(hidden, weight))
 
 
 @each_case
