@@ -2,6 +2,7 @@
 // configure, cache_info and what the dispatcher is made of.
 #include "jit/dispatcher.hpp"
 #include "jit/nvrtc/make_nvrtc_compiler.hpp"
+#include "python/bind/call_arguments.hpp"
 #include "python/bind/module.hpp"
 #include "python/bind/without_gil.hpp"
 #include "runtime/error.hpp"
@@ -38,10 +39,10 @@ std::string text_of(const Setting& setting, const py::object& value) {
   };
   switch (kind(setting)) {
     case SettingKind::flag:
-      expect(PyBool_Check(value.ptr()), "bool");
+      expect(is_bool(value), "bool");
       break;
     case SettingKind::number:
-      expect(PyLong_Check(value.ptr()) && !PyBool_Check(value.ptr()), "int");
+      expect(PyLong_Check(value.ptr()) && !is_bool(value), "int");
       return shown(value);
     case SettingKind::text:
       expect(PyUnicode_Check(value.ptr()), "str");

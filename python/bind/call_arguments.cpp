@@ -30,11 +30,6 @@ ArgumentName name_of(const jit::Parameter& parameter, const jit::OpCall& call) {
 }
 
 // True is 1 to Python: as a number here it is a mistake.
-bool is_bool(py::handle object) {
-  return PyBool_Check(object.ptr()) ||
-         std::string_view(Py_TYPE(object.ptr())->tp_name).starts_with("numpy.bool");
-}
-
 double bind_number(py::handle object, const char* expected, const ArgumentName& name) {
   const double value = PyFloat_AsDouble(object.ptr());
   if (PyErr_Occurred() == nullptr && !is_bool(object)) return value;
@@ -162,11 +157,15 @@ std::int64_t bind_word(py::handle object, std::span<const jit::Word> words,
   throw InvalidArgument(name.fault(std::move(expected), shown(object)));
 }
 
+bool is_bool(py::handle object) {
+  return PyBool_Check(object.ptr()) ||
+         std::string_view(Py_TYPE(object.ptr())->tp_name).starts_with("numpy.bool");
+}
+
 bool bind_flag(py::handle object, const ArgumentName& name) {
   if (object.ptr() == Py_True) return true;
   if (object.ptr() == Py_False) return false;
-  py::detail::make_caster<bool> flag;
-  if (flag.load(object, /*convert=*/true)) return static_cast<bool>(flag);
+  if (is_bool(object)) return PyObject_IsTrue(object.ptr()) == 1;
   throw InvalidArgument(name.fault("True or False", shown(object)));
 }
 

@@ -37,7 +37,10 @@ void bind_parameters(std::span<const jit::Parameter> parameters, const py::dict&
 std::int64_t bind_word(py::handle object, std::span<const jit::Word> words,
                        const ArgumentName& name);
 
-// Throws InvalidArgument for what is no truth value.
+// Python's or NumPy's.
+bool is_bool(py::handle object);
+
+// Throws InvalidArgument for what is no bool.
 bool bind_flag(py::handle object, const ArgumentName& name);
 
 // A flag of the dictionary; false where it is absent.

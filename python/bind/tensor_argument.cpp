@@ -138,7 +138,7 @@ constexpr std::string_view k_dtypes =
 [[noreturn]] void throw_not_readable(py::handle object, const ArgumentName& argument) {
   const py::error_already_set error;
   throw InvalidArgument(
-      argument.fault(fmt::format("a dense tensor in memory, of {}", k_dtypes),
+      argument.fault("a dense tensor in memory, of a dtype that DLPack knows",
                      fmt::format("{} ({})", Py_TYPE(object.ptr())->tp_name, first_line(error))));
 }
 

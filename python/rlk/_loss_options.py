@@ -141,8 +141,7 @@ def _resolve(
     chosen = {name: getattr(base, name) if own[name] is None else own[name] for name in NAMES}
     check_word("policy_loss", chosen["policy_loss"])
     for name in ("use_dual_clip", "use_tis"):
-        if not isinstance(chosen[name], bool):
-            fail(name, "True or False", text(chosen[name]))
+        chosen[name] = errors.check_flag("ppo_loss", name, chosen[name])
     for name in ("kl_coef", "entropy_coef"):
         _number(name, chosen)
     _importance(own, chosen, given)

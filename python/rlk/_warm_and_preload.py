@@ -103,6 +103,7 @@ def preload(
         >>> rlk.jit.preload(strict=True).loaded
         ['linear_logp.fwd[x=bf16 V=128256 D=4096]@sm_90a', ...]
     """
+    strict = errors.check_flag("preload", "strict", strict)
     words = None if names is None else _words("preload", "names", names)
     index = _own_device() if device is None else _cuda_index(device)
     loaded, missing = _core.preload(words, index)
@@ -197,8 +198,8 @@ def warm(
     for flag, given in repeated.items():
         values = _words("warm", flag, given or ())
         options += [word for value in values for word in (flag, value)]
-    options += ["--entropy"] if entropy else []
-    options += ["--stats"] if stats else []
+    for name, is_asked in {"entropy": entropy, "stats": stats}.items():
+        options += [f"--{name}"] if errors.check_flag("warm", name, is_asked) else []
     single = {"--tp": tp, "--vocab": vocab, "--cuda": cuda, "--jobs": jobs}
     for flag, number in single.items():
         options += [] if number is None else [flag, str(number)]

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
+
 from rlk import _core
 
 
@@ -76,6 +78,15 @@ def check_needs(op: str, needs: object, names: tuple[str, ...]) -> tuple[str, ..
         return tuple(found)
     expected = ", ".join(repr(name) for name in names)
     fail(op, "needs", f"a tuple of {expected}", text(needs))
+
+
+def check_flag(op: str, argument: str, value: object) -> bool:
+    """`value` as a bool, where it is Python's or NumPy's. Raises InvalidArgument."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    fail(op, argument, "True or False", text(value))
 
 
 def shape_of(tensor: Any) -> tuple[int, ...] | None:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from rlk._metrics import Metrics, combine
-from rlk._ops.ppo_loss import ppo_loss, ppo_loss_backward
+from rlk._ops.grpo_loss import check_options
+from rlk._ops.ppo_loss import INPUTS, OPTIONS, ppo_loss, ppo_loss_backward
 from rlk._rules import (
     ADVANTAGES,
     DIALECTS,
@@ -62,6 +63,7 @@ def diff(a: str, b: str, batch: Mapping[str, Any] | None = None, **options: Any)
 
     Raises:
         rlk.InvalidArgument: an unknown dialect, options without a batch, or as `ppo_loss`.
+        TypeError: an option that does not exist.
 
     Example:
         >>> print(rlk.losses.diff("verl", "trl"))
@@ -79,6 +81,7 @@ def diff(a: str, b: str, batch: Mapping[str, Any] | None = None, **options: Any)
             if values[0] != values[1]:
                 sides = (_texts(value) for value in values)
                 rows += zip_longest([place + field.name], *sides, fillvalue="")
+    check_options("ppo_loss", options, OPTIONS.difference({"dialect"}).union(INPUTS), {})
     if batch is None and options:
         fail("ppo_loss", "batch", f"one with {next(iter(options))}", "None")
     if batch is not None:

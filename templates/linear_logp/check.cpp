@@ -24,7 +24,12 @@ void check_operands(const LinearLogpCall& call) {
   }
   expect_storage(hidden);
   if (h.rank < 1) fail_shape(hidden, "[..., D]");
-  expect_dtype(weight, h.dtype, "hidden");
+  if (w.dtype != h.dtype) {
+    weight.fail(fmt::format("dtype {} (that of {{hidden}}; of torch tensors compute_dtype or "
+                            "autocast casts both)",
+                            name(h.dtype)),
+                std::string(name(w.dtype)));
+  }
   expect_device(weight, "hidden");
   const std::int64_t dim = h.shape[h.rank - 1];
   if (w.rank == 2 && (w.shape[0] > kLogpMostColumns || dim > k_largest_size)) {

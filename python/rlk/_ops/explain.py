@@ -19,7 +19,7 @@ from rlk._ops import (
     ratio_kl,
 )
 from rlk._ops.common import SPREAD, Explanation, is_sharded, no_option, over_ranks
-from rlk.errors import fail, text
+from rlk.errors import check_flag, fail, text
 
 _MODULES = (
     linear_logp,
@@ -66,6 +66,7 @@ def explain(op: Any, /, *arguments: Any, backward: bool = False, **options: Any)
     if found is None:
         names = ", ".join(f"rlk.jit.{known.__name__}" for known in _EXPLAINED)
         fail("explain", "op", names, text(op) if not hasattr(op, "shape") else type(op).__name__)
+    backward = check_flag(op.__name__, "backward", backward)
     signature = inspect.signature(op)
     for name in options:
         if name not in signature.parameters and "options" not in signature.parameters:
@@ -75,6 +76,10 @@ def explain(op: Any, /, *arguments: Any, backward: bool = False, **options: Any)
     # As the function's own locals; what is not looked at may be absent.
     absent = dict.fromkeys(signature.parameters)
     given = {**absent, **bound.arguments, "backward": backward}
+    if "sequence_parallel" in given:
+        given["sequence_parallel"] = check_flag(
+            op.__name__, "sequence_parallel", given["sequence_parallel"]
+        )
     if "vocab_size" in given:
         spread = [given.pop(name, False) for name in SPREAD]
         matrix = given["weight" if "weight" in given else "logits"]

@@ -23,7 +23,7 @@ from rlk._ops.common import (
 )
 from rlk._ops.group_advantages import group_advantages, host_boundaries
 from rlk._ops.ratio_kl import expect_alike
-from rlk.errors import Fault, Unsupported, fail, renamed, shape_of
+from rlk.errors import Fault, Unsupported, fail, renamed, shape_of, text
 
 # What the parts' arguments are called here. A token of log_probs is one of action_ids.
 NAMES = {
@@ -37,6 +37,8 @@ NAMES = {
     "ref_log_probs": "ref_logps",
     "kl_coef": "beta",
 }
+#: What other systems call an argument of group_advantages.
+ADVANTAGES_ELSEWHERE = {"scale_rewards": "normalize", "norm_adv_by_std_in_grpo": "normalize"}
 REF_NAMES = {**NAMES, "logits": "ref_logits"}
 CLIPS = ("eps_clip_low", "eps_clip_high")  # what clip_eps stands for where they are not given
 # Options of ppo_loss, but for those that are made here, and what has no meaning where an advantage
@@ -235,10 +237,12 @@ def loss_options(
     """The options of ppo_loss but for the reference and the entropy; the names of those that
     clip_eps stands for."""
     options, beta, clip_eps = given["options"], given["beta"], given["clip_eps"]
-    check_options(op, options, OPTIONS, names)
+    check_options(op, options, OPTIONS, {**names, **ADVANTAGES_ELSEWHERE})
     if beta is None:
         fail(op, "beta", "a number (0: no KL term)", "None")
     clips = {name: clip_eps for name in CLIPS if options.get(name) is None and clip_eps is not None}
+    if clip_eps is not None and not clips:
+        fail(op, "clip_eps", f"None with {{{CLIPS[0]}}} and {{{CLIPS[1]}}}", text(clip_eps))
     groups = {name: given[name] for name in ("samples_per_prompt", "group_boundaries")}
     made = {"dialect": given["dialect"], "kl_coef": beta, **groups}
     return {**made, **options, **clips}, dict.fromkeys(clips, "clip_eps")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rlk import _core
 from rlk._ops.common import Arguments, Tensor, is_compiling, is_sharded, logp_result, over_ranks
-from rlk.errors import check_needs, fail, text
+from rlk.errors import check_flag, check_needs, fail, text
 
 #: The largest saved_mib and workspace_mib: all of any call.
 MOST_MIB = 1 << 20
@@ -148,6 +148,8 @@ def linear_logp(
     }
     if accumulate_into is not None:
         given["accumulate_into"] = accumulator(weight, accumulate_into)
+    if sequence_parallel is not False:
+        sequence_parallel = check_flag("linear_logp", "sequence_parallel", sequence_parallel)
     compiles = is_compiling()
     if (
         group is not None

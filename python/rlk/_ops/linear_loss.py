@@ -20,7 +20,7 @@ from rlk._ops import linear_logp as of_logp
 from rlk._ops import ppo_loss
 from rlk._ops.common import Arguments, Tensor, defaults, is_compiling
 from rlk._ops.grpo_loss import active_tokens
-from rlk.errors import Fault, Unsupported, fail, renamed, shape_of, text
+from rlk.errors import Fault, Unsupported, check_flag, fail, renamed, shape_of, text
 
 HEAD = ("hidden", "weight", "bias")
 _OF_LOGP = ("target", *HEAD, *defaults(of_logp.linear_logp))
@@ -47,6 +47,7 @@ def make_call(
     """Of the arguments of `op`, and those of ppo_loss among them by its names."""
     logp = {name: given[name] for name in _OF_LOGP if name in given}
     logp["mask"] = given[names["mask"]]
+    logp["sequence_parallel"] = check_flag(op, "sequence_parallel", given["sequence_parallel"])
     options = loss["options"]
     kl_coef, ref = options.get("kl_coef"), None
     if kl_coef is not None and kl_coef != 0:

@@ -85,8 +85,6 @@ def _core_of(ranks: Ranks, given: Arguments, spread: Spread, agreement: Agreemen
             fail(op, name, expected, f"a DTensor of placements {given[name].placements}")
     if given.get("lora") is not None:
         raise Unsupported(Fault(op, "lora", "None with {group}", "an adapter"))
-    if not isinstance(spread.sequence_parallel, bool):
-        fail(op, "sequence_parallel", "True or False", text(spread.sequence_parallel))
     cut = _cut(ranks, given, spread)
     if spread.sequence_parallel:
         _check_rows(ranks, given)

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rlk.errors import Fault, LoadError, Unsupported
+from rlk.errors import Fault, LoadError, Unsupported, check_flag
 
 __all__ = ["Patch", "Seam"]
 
@@ -91,6 +91,7 @@ class Patch:
             rlk.Unsupported: the version is not one of those that were tried (allow_untried goes
                 on), or a name is absent or has other parameters (nothing goes on then).
         """
+        allow_untried = check_flag(self.package, "allow_untried", allow_untried)
         with _lock:
             if self._is_on:
                 return

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlk import _core
-from rlk.errors import Fault, Unsupported, fail
+from rlk.errors import Fault, Unsupported, check_flag, fail
 
 __all__ = ["is_patched", "mode", "patch", "unpatch"]
 
@@ -79,8 +79,12 @@ def mode(enabled: bool = True) -> Iterator[None]:
     It holds for all threads of the process, as `patch` does: blocks of several threads may overlap,
     and the last that ends puts torch's own back. Products that run while the first begins or the
     last ends may fail.
+
+    Raises:
+        rlk.InvalidArgument: enabled is no bool.
+        rlk.Unsupported: as `patch`.
     """
-    asked, opened = _enter(enabled)
+    asked, opened = _enter(check_flag("batch_invariant", "enabled", enabled))
     try:
         yield
     finally:

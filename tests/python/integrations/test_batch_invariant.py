@@ -129,6 +129,10 @@ def test_it_goes_on_and_off():
         with batch_invariant.mode(False):
             assert not batch_invariant.is_patched()
         assert batch_invariant.is_patched()
+    for wrong in ("x", 1, None):
+        expected = "^batch_invariant: enabled: expected True or False"
+        with pytest.raises(rlk.InvalidArgument, match=expected), batch_invariant.mode(wrong):
+            pass
     assert not batch_invariant.is_patched()
     batch_invariant.patch()
     batch_invariant.patch()

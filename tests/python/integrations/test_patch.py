@@ -96,6 +96,8 @@ def test_untried_versions_are_refused(fakes, version):
     with pytest.raises(rlk.Unsupported, match=r"1\.16 or later, below 1\.17.*allow_untried"):
         patch.on()
     assert fakes["fake.ops"].logp is Theirs.logp
+    with pytest.raises(rlk.InvalidArgument, match=r"^fake: allow_untried: expected True or False"):
+        patch.on(allow_untried="no")
     patch.on(allow_untried=True)
     assert fakes["fake.ops"].logp is not Theirs.logp
     patch.off()

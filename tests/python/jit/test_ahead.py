@@ -170,10 +170,22 @@ def test_what_calls_refuse_is_refused_in_their_words(option, op, cache):
         getattr(rlk.jit, op)(*operands, np.array(target), **{name: float(value)})
     with pytest.raises(rlk.InvalidArgument) as warmed:
         rlk.jit.warm(f"V=3,D=5,{option}", op=op, cache_dir=cache)
-    assert str(warmed.value) == f"warm: {called.value}"
+    told = str(called.value).removeprefix(f"{op}: ")
+    assert str(warmed.value) == f"warm: model: V=3,D=5,{option}: {told}"
     assert not cache.exists()
     with pytest.raises(rlk.InvalidArgument, match=f"{name}: expected a finite number"):
         rlk.jit.preload(f"V=3,D=5,{option}", device="cpu")
+
+
+@pytest.mark.parametrize("wrong", [1, None, "yes"])
+def test_switches(wrong, cache):
+    with pytest.raises(rlk.InvalidArgument, match=r"^preload: strict: expected True or False, got"):
+        rlk.jit.preload(strict=wrong)
+    for name in ("entropy", "stats"):
+        with pytest.raises(
+            rlk.InvalidArgument, match=f"^warm: {name}: expected True or False, got"
+        ):
+            rlk.jit.warm("V=3,D=5", cache_dir=cache, **{name: wrong})
 
 
 def test_logp_is_warmed_for_what_a_model_does_to_its_logits(cache):

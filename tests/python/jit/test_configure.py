@@ -223,6 +223,15 @@ def test_a_value_of_a_wrong_type(change, message):
         rlk.jit.configure(**change)
 
 
+def test_a_bool_of_numpy_is_one():
+    rlk.jit.configure(specialize=np.False_)
+    assert rlk.jit.settings()["specialize"] is False
+    rlk.jit.configure(specialize=np.True_)
+    assert rlk.jit.settings()["specialize"] is True
+    with pytest.raises(TypeError, match="configure: num_threads: expected int"):
+        rlk.jit.configure(num_threads=np.True_)
+
+
 def test_explain_before_and_after():
     p = problem(3, 8, 711)
     before = rlk.jit.explain(rlk.jit.linear_logp, *p.operands)

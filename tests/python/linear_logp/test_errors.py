@@ -62,7 +62,7 @@ WRONG = [
     ),
     *(
         ({name: zeros(*shape, kind="float16")},
-         rf"weight: expected dtype {hidden} \(that of hidden\), got {weight}")
+         rf"weight: expected dtype {hidden} \(that of hidden; of torch tensors .*\), got {weight}")
         for name, shape, hidden, weight in (
             ("weight", (VOCAB, DIM), "float32", "float16"),
             ("hidden", (ROWS, DIM), "float16", "float32"),
@@ -413,16 +413,27 @@ def test_broadcast_sizes_beyond_any_memory_are_refused():
             rlk.jit.linear_logp(hidden, np.broadcast_to(p.weight, (v, d)), p.target)
 
 
-@pytest.mark.parametrize("wrong", ["yes", [1], np.zeros(2)])
-@pytest.mark.parametrize("name", ["return_entropy", "return_lse", "backward"])
+@pytest.mark.parametrize("wrong", ["yes", [1], np.zeros(2), 1, 0, None, 1.0])
+@pytest.mark.parametrize("name", ["return_entropy", "return_lse", "sequence_parallel", "backward"])
 def test_switches(name, wrong):
     given = {**arguments(), name: wrong}
-    expected = rf"^linear_logp: {name}: expected True or False, got {re.escape(repr(wrong))}$"
+    got = {repr(wrong), rlk.errors.text(wrong)}
+    expected = (
+        rf"^linear_logp: {name}: expected True or False, got ({'|'.join(map(re.escape, got))})$"
+    )
     with pytest.raises(rlk.InvalidArgument, match=expected):
         rlk.jit.explain(rlk.jit.linear_logp, **given)
     if name != "backward":
         with pytest.raises(rlk.InvalidArgument, match=expected):
             rlk.jit.linear_logp(**given)
+
+
+@pytest.mark.parametrize("flag", [np.True_, np.False_])
+def test_switches_of_numpy(flag):
+    given = arguments()
+    got = rlk.jit.linear_logp(**given, return_lse=flag, sequence_parallel=np.False_)
+    want = rlk.jit.linear_logp(**given, return_lse=bool(flag))
+    assert type(got) is type(want)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "bias", [[1]], ["bias", 1], ["logits"]])

@@ -184,6 +184,11 @@ def test_diff_prints_rules_and_losses():
         diff("no", "rlk")
     with pytest.raises(rlk.InvalidArgument, match=r"batch: expected one with delta, got None"):
         diff("verl", "trl", delta=2.0)
+    for wrong in ({"foo": 1}, {"foo": 1, "batch": arguments}, {"dialect": "rlk"}):
+        with pytest.raises(TypeError, match=r"^ppo_loss: (foo|dialect): expected an option that"):
+            diff("trl", "verl", **wrong)
+    with pytest.raises(TypeError, match=r"^ppo_loss: beta: .*; here it is kl_coef$"):
+        diff("trl", "verl", beta=1)
     with pytest.raises(rlk.InvalidArgument, match=r"batch: expected a dict of .*, got tuple"):
         diff("verl", "trl", (b.log_probs, b.old, b.advantages))
 

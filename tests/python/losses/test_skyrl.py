@@ -122,6 +122,12 @@ def test_the_registered_loss(tensors, kind, as_mapping):
     torch.testing.assert_close(clip_ratio, clip)
 
 
+@pytest.mark.parametrize("wrong", [None, {}])
+def test_what_is_no_registry(wrong):
+    with pytest.raises(rlk.InvalidArgument, match=r"^skyrl: registry: expected an object with reg"):
+        skyrl.register(wrong)
+
+
 def test_its_stock_config(tensors):
     """Whose cap is a placeholder as long as use_tis is off."""
     stock = {"use_tis": False, "tis_imp_ratio_cap": -1.0, "max_seq_len": None}

@@ -161,6 +161,12 @@ def test_what_is_no_value_of_an_option(wrong):
         refused("^ppo_loss: global_tokens: expected", global_tokens=wrong)
 
 
+def test_a_bool_of_numpy_is_one():
+    b = batch()
+    got, want = (b.loss(use_dual_clip=flag, clip_ratio_c=1.1) for flag in (np.True_, True))
+    assert same_metrics(got.metrics, want.metrics)
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ["eps_clip_low", "eps_clip_high", "kl_coef"])
 def test_a_number_of_few_bits_is_taken_as_it_is(name):

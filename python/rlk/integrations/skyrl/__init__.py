@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlk.errors import check_flag, fail, text
 from rlk.integrations.skyrl._install import KINDS, patch, unpatch
 from rlk.integrations.skyrl._policy_loss import (
     fused_ppo_loss,
@@ -45,7 +46,13 @@ def register(registry: Any, name: str = NAME, *, return_metrics: bool = False) -
         return_metrics: `ppo_policy_loss_metrics` in its place: for a SkyRL whose losses return
             (loss, dictionary).
 
+    Raises:
+        rlk.InvalidArgument: registry has no such method, or return_metrics is no bool.
+
     Example:
         >>> register(PolicyLossRegistry)
     """
-    registry.register(name, ppo_policy_loss_metrics if return_metrics else ppo_policy_loss_fused)
+    if not callable(getattr(registry, "register", None)):
+        fail("skyrl", "registry", "an object with register(name, function)", text(registry))
+    returns_metrics = check_flag("skyrl", "return_metrics", return_metrics)
+    registry.register(name, ppo_policy_loss_metrics if returns_metrics else ppo_policy_loss_fused)
