@@ -12,6 +12,7 @@ from `rlk.jit.linear_logp`: those of GRPO, RLOO, SFT, DPO and KTO. GRPOTrainer g
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from rlk import jit
@@ -81,12 +82,12 @@ def make_head(original: Any) -> Any:
             unknown = sorted(set(outputs) - {"log_probs", *OPTIONAL})
             if unknown:
                 fail("trl", "outputs", ", ".join(OPTIONAL), ", ".join(unknown))
-            weight, bias, dtype = in_one_dtype(hidden, weight, bias)
+            own, own_bias, dtype = in_one_dtype(hidden, weight, bias)
             result = jit.linear_logp(
                 hidden,
-                weight,
+                own,
                 targets,
-                bias,
+                own_bias,
                 temperature=temperature,
                 softcap=final_logit_softcapping,
                 logit_scale=logit_scale,
@@ -96,6 +97,8 @@ def make_head(original: Any) -> Any:
                 compute_dtype=dtype,
             )
             log_probs = getattr(result, "log_prob", result)
+            if hasattr(weight, "ds_id") and log_probs.grad_fn is not None:
+                _gather_in_backward(log_probs.grad_fn, weight, bias)
             stats = getattr(result, "stats", None)
             found: dict[str, Tensor] = {}
             if "entropy" in outputs:
@@ -111,6 +114,20 @@ def make_head(original: Any) -> Any:
     return LinearLogp
 
 
+def _gather_in_backward(node: Any, *parameters: Tensor | None) -> None:
+    """Makes a head that ZeRO-3 shards whole while this node of the graph runs, as TRL's own
+    backward does: what TRL gathers for the forward is a shard again by then."""
+    from trl.trainer import utils
+
+    gathered = ExitStack()
+
+    def gather(_: Any) -> None:
+        gathered.enter_context(utils.maybe_gather_lm_head_ctx(*parameters))
+
+    node.register_prehook(gather)
+    node.register_hook(lambda *_: gathered.close())
+
+
 PATCH = Patch(
     "trl",
     since="1.16.0",
@@ -123,6 +140,7 @@ PATCH = Patch(
             "logit_scale, outputs",
         ),
         Seam("trl.trainer.utils:_ChunkedLogProbFunction", make_head),
+        Seam("trl.trainer.utils:maybe_gather_lm_head_ctx", None, "params"),
         Seam(
             "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
             lambda original: _trl_loss.compute_loss,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -74,7 +76,10 @@ def package(monkeypatch):
         "trl": {"__version__": "1.16.2"},
         "trl.kernels": {"ChunkedLogProbFunction": Function},
         "trl.trainer": {},
-        "trl.trainer.utils": {"_ChunkedLogProbFunction": Function},
+        "trl.trainer.utils": {
+            "_ChunkedLogProbFunction": Function,
+            "maybe_gather_lm_head_ctx": lambda *params: nullcontext(),
+        },
         "trl.trainer.grpo_trainer": {"GRPOTrainer": GRPOTrainer},
     }
     made = {}
@@ -364,6 +369,41 @@ def test_head_gives_what_is_asked_for(package, outputs):
         else:
             torch.testing.assert_close(ours, value.float().detach(), rtol=1e-5, atol=1e-5)
             assert not ours.requires_grad
+
+
+@pytest.mark.parametrize("outputs", [("log_probs",), ("log_probs", "entropy")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_head_of_zero3_is_gathered_for_the_backward_too(package, outputs, dtype, is_trained):
+    trl.patch()
+    utils = package["trl.trainer.utils"]
+    head, targets = utils._ChunkedLogProbFunction, torch.randint(11, (9,))
+    hidden = torch.randn(9, 8, dtype=dtype).requires_grad_()
+    whole = {"weight": torch.randn(11, 8), "bias": torch.randn(11)}
+    shards = {n: torch.nn.Parameter(x.clone(), is_trained) for n, x in whole.items()}
+    for parameter in shards.values():
+        parameter.ds_id = 3
+
+    @contextmanager
+    def gather(*parameters: Any) -> Iterator[None]:
+        assert [id(x) for x in parameters] == [id(x) for x in shards.values()]
+        for name, parameter in shards.items():
+            parameter.data = whole[name].clone()
+        yield
+        for parameter in shards.values():
+            parameter.data = torch.empty(0)
+
+    def gradients() -> Any:
+        with utils.maybe_gather_lm_head_ctx(*shards.values()):
+            found = head.apply(hidden, *shards.values(), targets, 0.7, 256, None, 1.0, outputs)
+        inputs = [x for x in (hidden, *shards.values()) if x.requires_grad]
+        return torch.autograd.grad(sum(x.sum() for x in found if x is not None), inputs)
+
+    want = gradients()
+    utils.maybe_gather_lm_head_ctx = gather
+    got = gradients()
+    assert all(map(torch.equal, got, want))
+    assert not any(x.numel() for x in shards.values())
 
 
 def test_outputs_that_are_not_known_are_refused(package):
