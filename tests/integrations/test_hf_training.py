@@ -88,10 +88,11 @@ def test_the_benchmark(benchmarks, monkeypatch, tmp_path, capsys):
 
     import tables
 
-    monkeypatch.setattr(tables, "RESULTS", file.parent)
-    head, _, *rows = tables.training_step("tiny").splitlines()
-    assert head.startswith("| tiny | 32 tokens, s a step |")
-    assert [row.split(" | ")[0] for row in rows] == [f"| {n}" for n in ("torch eager", *names)]
+    monkeypatch.setattr(tables, "steps", lambda: [run])
+    _, _, *rows = tables.training_step_heads().splitlines()
+    assert [row.split(" | ")[:3] for row in rows] == [
+        ["| tiny", str(row["tokens"]), row["candidate"]] for row in run["runs"]
+    ]
 
     pytest.importorskip("matplotlib")
     import plot

@@ -128,7 +128,8 @@ def test_loss_gradients_and_metrics_are_trls(options):
     assert (is_same and theirs["metrics"] == plain["metrics"]) == (options in SAME)
     trl.patch()
     ours = grpo.evaluate(trainer, inputs)
-    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5, abs=1e-7)
+    # Of terms that cancel, as those of vespo do here to a fiftieth.
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5, abs=5e-7)
     scale = theirs["grads"].abs().max()
     assert (ours["grads"] - theirs["grads"]).abs().max() <= 2e-5 * scale
     assert ours["metrics"].keys() == theirs["metrics"].keys()
