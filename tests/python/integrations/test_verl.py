@@ -27,6 +27,12 @@ def config(**changes):
     return SimpleNamespace(**{**CONFIG, **changes})
 
 
+def bypass(**changes):
+    """verl's policy_loss.rollout_correction, whose defaults neither reject nor weigh."""
+    correction = {"bypass_mode": True, "rollout_is": "sequence", "rollout_rs": None}
+    return {"rollout_correction": {**correction, "loss_type": "ppo_clip", **changes}}
+
+
 def other_terms(one: Set, t: dict) -> object:
     """verl's ppo_loss adds the KL term and the entropy bonus, both by loss_agg_mode."""
     own = {n: v for n, v in one.rlk_options.items() if n.startswith(("kl_", "global_", "entropy"))}
@@ -136,12 +142,26 @@ def test_weights_of_0_leave_the_metrics_alone(batch):
         ({"global_batch_info": {"dp_size": 0}}, "dp_size: expected a number from 1 up"),
         ({"global_batch_info": {"batch_num_tokens": 1.5}}, "batch_num_tokens: expected"),
         ({"global_batch_info": 3}, "global_batch_info: expected a dictionary"),
+        (
+            {"policy_loss": bypass(rollout_rs="token_k1")},
+            r"rollout_correction\.rollout_rs: expected None with bypass_mode; .*'token_k1'",
+        ),
+        (
+            {"policy_loss": bypass(loss_type="reinforce")},
+            r"rollout_correction\.loss_type: expected ppo_clip with bypass_mode; .*'reinforce'",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_config_is_named(batch, changes, words):
     kind = "sapo" if "tau_pos" in changes else "ppo"
     with pytest.raises(rlk.InvalidArgument, match=f"^policy_loss: .*{words}"):
         run(kind, batch, **changes)
+
+
+def test_a_correction_that_changes_no_loss_is_let_be(batch):
+    plain, _ = run("ppo", batch)
+    for policy_loss in (bypass(), bypass(bypass_mode=False, rollout_rs="token_k1")):
+        assert torch.equal(run("ppo", batch, policy_loss=policy_loss)[0], plain)
 
 
 def test_what_is_wrong_in_a_call_is_named(batch):

@@ -85,6 +85,7 @@ def make_policy_loss(kind: str, version: Version = LATEST) -> PolicyLoss:
     ) -> tuple[Tensor, dict[str, float]]:
         if config is None:
             fail("policy_loss", "config", "the actor's config", "None")
+        _check_correction(config)
         options = _options(kind, config)
         if kind in version.by_sequence:
             loss_agg_mode = "seq-mean-token-mean"
@@ -99,6 +100,19 @@ def make_policy_loss(kind: str, version: Version = LATEST) -> PolicyLoss:
 
     policy_loss.__name__ = policy_loss.__qualname__ = f"{kind}_policy_loss"
     return policy_loss
+
+
+def _check_correction(config: Any) -> None:
+    """With bypass_mode nothing but verl's own loss of that name rejects, or weighs a reinforce."""
+    section = "config.policy_loss.rollout_correction"
+    found = get("policy_loss", get("policy_loss", config, "config.policy_loss", {}), section, {})
+    if not get("policy_loss", found, f"{section}.bypass_mode", False):
+        return
+    for name, known in (("rollout_rs", None), ("loss_type", "ppo_clip")):
+        value = get("policy_loss", found, f"{section}.{name}", known)
+        if value != known:
+            expected = f"{known} with bypass_mode; another with loss_mode=bypass_mode alone"
+            fail("policy_loss", f"{section}.{name}", expected, text(value))
 
 
 def _options(kind: str, config: Any) -> dict[str, Any]:
