@@ -98,13 +98,15 @@ def far(ours: Any, theirs: Any) -> dict[str, float]:
 
 
 def compare(theirs: Any, ours: Any, options: dict[str, Any], seed: int) -> dict[str, float] | None:
-    """How far apart they are; None where theirs refuses, whose checks stand before ours.
+    """How far apart they are; None where both refuse the options.
 
-    Raises AssertionError where that is too far, and what ours raises.
+    Raises AssertionError where that is too far or ours takes what theirs refuses, and what ours
+    raises where theirs does not.
     """
     b = batch(seed)
     want, got = outcome(theirs, options, doubled(b)), outcome(ours, options, b)
     if isinstance(want, Exception):
+        assert isinstance(got, Exception), (want, options)
         return None
     if isinstance(got, Exception):
         raise got

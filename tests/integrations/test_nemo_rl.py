@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 from typing import Any
 
 import losses
@@ -23,6 +24,7 @@ theirs = sources.load(
 
 pytestmark = pytest.mark.tried("ClippedPGLossFn, each option", "NeMo-RL 7ea279a")
 
+TYPES = ("tis", "icepop", "seq-mask-tis")
 #: The first of each is the default.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "disable_ppo_ratio": (False, True),
@@ -37,8 +39,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "kl_output_clamp_value": (10.0, None, 0.1),
     "use_kl_in_reward": (False, True),
     "use_importance_sampling_correction": (True, False),
-    "truncated_importance_sampling_type": (None, "tis", "icepop", "seq-mask-tis"),
-    "truncated_importance_sampling_ratio": (1.2, 2.0),
+    "truncation": ((None, None), *product(TYPES, (1.2, 2.0)), (None, 2.0), ("tis", None)),
     "truncated_importance_sampling_ratio_min": (0.7, None),
     "use_on_policy_kl_approximation": (False, True),
     "force_on_policy_ratio": (False, True),
@@ -52,8 +53,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 def run(call: Any, options: dict[str, Any], b: Any) -> losses.Found:
     options = dict(options)
     is_unfiltered, drops = options.pop("unfiltered"), options.pop("drop_sample")
-    if options["truncated_importance_sampling_type"] is None:
-        options["truncated_importance_sampling_ratio"] = None
+    for name, value in zip(("type", "ratio"), options.pop("truncation"), strict=True):
+        options[f"truncated_importance_sampling_{name}"] = value
     loss_fn = theirs.ClippedPGLossFn(theirs.ClippedPGLossConfig(**options))
 
     def shifted(x: Any) -> Any:

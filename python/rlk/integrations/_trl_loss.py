@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rlk import jit
 from rlk.errors import Fault, Unsupported, text
 from rlk.integrations import _trl_metrics
 from rlk.integrations._config import clip_low
+from rlk.integrations._named_loss import ppo_loss
 
 __all__ = ["CALLED", "compute_loss"]
 
@@ -23,6 +23,20 @@ _TRAINER = "trl.trainer.grpo_trainer:GRPOTrainer"
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 #: The others, by the policy loss here. vespo's weight is a constant: what is left is -A log p.
 OTHERS = {"cispo": "cispo", "sapo": "sapo", "vespo": "gpg"}
+#: What errors of the op call its arguments.
+NAMES = {
+    "log_probs": "per_token_logps",
+    "old_log_probs": "old_per_token_logps",
+    "loss_mask": "completion_mask",
+    "ref_log_probs": "ref_per_token_logps",
+    "importance_weights": "importance_sampling_ratio",
+    "max_seq_len": "max_completion_length",
+    "eps_clip_low": "epsilon",
+    "eps_clip_high": "epsilon_high",
+    "sapo_tau_pos": "sapo_temperature_pos",
+    "sapo_tau_neg": "sapo_temperature_neg",
+    "kl_coef": "beta",
+}
 #: Divided by the count of tokens of the whole generation batch, over all ranks.
 OF_ALL_TOKENS = ("cispo", "dapo", "vespo")
 #: What inputs pass on to the model.
@@ -199,7 +213,8 @@ def _policy_loss(trainer: Any, batch: Batch, inputs: dict[str, Any]) -> Tensor:
         options["kl_coef"] = trainer.beta
         options["ref_log_probs"] = batch.ref
         options["kl_weight"] = "ratio" if trainer.args.use_bias_correction_kl else "one"
-    loss, _ = jit.ppo_loss(
+    loss, _ = ppo_loss(
+        NAMES,
         batch.log_probs,
         batch.old,
         batch.advantages,

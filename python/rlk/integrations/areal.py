@@ -20,11 +20,22 @@ import torch
 from rlk import jit
 from rlk.integrations._areal_rejection import Rejection, Sequences, reject
 from rlk.integrations._config import clip_low
+from rlk.integrations._named_loss import ppo_loss
 from rlk.integrations._patch import Patch, Seam
 
 __all__ = ["patch", "ppo_actor_loss_fn", "sapo_loss_fn", "unpatch"]
 
 Tensor = Any
+#: What errors of the op call its arguments.
+NAMES = {
+    "log_probs": "logprobs",
+    "ratio_level": "importance_sampling_level",
+    "eps_clip_low": "eps_clip",
+    "eps_clip_high": "eps_clip_higher",
+    "clip_ratio_c": "c_clip",
+    "sapo_tau_pos": "tau_pos",
+    "sapo_tau_neg": "tau_neg",
+}
 
 
 def ppo_actor_loss_fn(
@@ -70,7 +81,8 @@ def ppo_actor_loss_fn(
         found = reject(proximal_logprobs, old_logprobs, mask, sequences, rejection_sampling)
     left = mask if found is None else found.mask
     high = eps_clip if eps_clip_higher is None else eps_clip_higher
-    loss, _ = jit.ppo_loss(
+    loss, _ = ppo_loss(
+        {**NAMES, "old_log_probs": "proximal_logprobs"},
         logprobs,
         proximal_logprobs,
         advantages,
@@ -134,7 +146,8 @@ def sapo_loss_fn(
     mask = loss_mask.bool()
     by_sequence = importance_sampling_level == "sequence"
     sequences = Sequences(logprobs, cu_seqlens)
-    loss, _ = jit.ppo_loss(
+    loss, _ = ppo_loss(
+        {**NAMES, "old_log_probs": "old_logprobs"},
         logprobs,
         old_logprobs,
         advantages,

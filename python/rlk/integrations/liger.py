@@ -3,7 +3,7 @@
 
     from rlk.integrations import liger
 
-    liger.patch()  # then LigerFusedLinearGRPOLoss, and TRL's use_liger_kernel, compute here
+    liger.patch()  # then LigerFusedLinearGRPOLoss computes here
 
 Every option is honoured but "luspo" outside of its case of one column: sequence ratios without a
 KL term and without weights by token. There Liger's own loss counts masked tokens; it is refused.
@@ -21,6 +21,7 @@ import torch
 from rlk import jit
 from rlk.errors import fail, text
 from rlk.integrations._config import clip_low
+from rlk.integrations._named_loss import ppo_loss
 from rlk.integrations._patch import Patch, Seam
 from rlk.integrations.hf import in_one_dtype
 
@@ -38,6 +39,20 @@ REDUCTIONS: dict[str, str | None] = {
     "dapo": None,
     "cispo": None,
     "vespo": None,
+}
+#: What errors of the op call its arguments.
+NAMES = {
+    "log_probs": "per_token_logps",
+    "old_log_probs": "old_per_token_logps",
+    "loss_mask": "attention_mask",
+    "ref_log_probs": "ref_per_token_logps",
+    "importance_weights": "vllm_is_ratio",
+    "max_seq_len": "max_completion_length",
+    "eps_clip_low": "epsilon_low",
+    "eps_clip_high": "epsilon_high",
+    "sapo_tau_pos": "sapo_temperature_pos",
+    "sapo_tau_neg": "sapo_temperature_neg",
+    "kl_coef": "beta",
 }
 POLICY_LOSSES = {"cispo": "cispo", "sapo": "sapo", "vespo": "gpg"}  # of the others: ppo
 
@@ -167,7 +182,8 @@ def grpo_loss_of_log_probs(
             options["kl_weight"] = "ratio"
             options["kl_ratio"] = "policy" if level == "sequence" else "token"
     reduction = REDUCTIONS[kind]
-    loss, found = jit.ppo_loss(
+    loss, found = ppo_loss(
+        NAMES,
         per_token_logps,
         old,
         advantages,

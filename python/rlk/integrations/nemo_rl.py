@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from rlk import jit
-from rlk.errors import fail
+from rlk.errors import fail, text
 from rlk.integrations._config import clip_low
+from rlk.integrations._named_loss import ppo_loss
 from rlk.integrations._nemo_rl_metrics import at_least_one, mean_weight, of_tokens, share
 from rlk.integrations._patch import Patch, Seam
 
@@ -27,6 +28,26 @@ __all__ = ["clipped_pg_loss", "patch", "unpatch"]
 
 Tensor = Any
 inf = float("inf")
+#: What errors of the op call its arguments.
+NAMES = {
+    "log_probs": "next_token_logprobs",
+    "old_log_probs": "prev_logprobs",
+    "loss_mask": "token_mask",
+    "ref_log_probs": "reference_policy_logprobs",
+    "rollout_logprobs": "generation_logprobs",
+    "global_tokens": "global_valid_toks",
+    "global_sequences": "global_valid_seqs",
+    "eps_clip_low": "ratio_clip_min",
+    "eps_clip_high": "ratio_clip_max",
+    "clip_ratio_c": "ratio_clip_c",
+    "kl_coef": "reference_policy_kl_penalty",
+    "kl_estimator": "reference_policy_kl_type",
+    "kl_clamp": "kl_input_clamp_value",
+    "kl_output_clamp": "kl_output_clamp_value",
+}
+KL_TYPES = ("k1", "k2", "k3")
+#: Values of truncated_importance_sampling_type.
+TRUNCATIONS = ("tis", "icepop", "seq-mask-tis")
 
 
 def clipped_pg_loss(
@@ -74,7 +95,8 @@ def clipped_pg_loss(
     kl = _kl(loss_fn, data, generation)
     unfiltered = data.get("curr_logprobs_unfiltered")
     is_apart = bool(kl) and unfiltered is not None  # the KL is of other log-probs than the policy's
-    loss, parts = jit.ppo_loss(
+    loss, parts = ppo_loss(
+        NAMES,
         log_probs,
         old,
         data["advantages"][:, 1:],
@@ -86,8 +108,8 @@ def clipped_pg_loss(
     )
     if unfiltered is not None and is_apart:
         nothing = torch.zeros_like(sample_mask, dtype=torch.float32)
-        of_kl, parts = jit.ppo_loss(
-            unfiltered, unfiltered.detach(), nothing, mask, policy_loss="gpg", **shared, **kl
+        of_kl, parts = ppo_loss(
+            NAMES, unfiltered, unfiltered.detach(), nothing, mask, policy_loss="gpg", **shared, **kl
         )
         loss = loss + of_kl
     positive = _positive_nll(loss_fn, log_probs, data, mask)
@@ -135,12 +157,15 @@ def _reduction(loss_fn: Any) -> dict[str, str]:
 
 
 def _kl(loss_fn: Any, data: Mapping[str, Tensor], generation: Tensor) -> dict[str, Any]:
+    kind = loss_fn.reference_policy_kl_type
+    if kind not in KL_TYPES:  # metrics are of it without a penalty too
+        fail("ppo_loss", "reference_policy_kl_type", ", ".join(KL_TYPES), text(kind))
     if loss_fn.reference_policy_kl_penalty == 0:
         return {}
     clamps = (loss_fn.kl_input_clamp_value, loss_fn.kl_output_clamp_value)
     found = {
         "kl_coef": loss_fn.reference_policy_kl_penalty,
-        "kl_estimator": loss_fn.reference_policy_kl_type,
+        "kl_estimator": kind,
         "kl_clamp": inf if clamps[0] is None else clamps[0],
         "kl_output_clamp": inf if clamps[1] is None else clamps[1],
         "kl_gradient": "importance",
@@ -162,8 +187,14 @@ def _importance_weights(
         weights = torch.nan_to_num(log_weights.exp(), nan=0.0, posinf=0.0, neginf=0.0)
         high = loss_fn.truncated_importance_sampling_ratio
         kind = loss_fn.truncated_importance_sampling_type
-        if kind is None or high is None:
+        if kind is None and high is None:
             return weights, None
+        if kind not in TRUNCATIONS:
+            name = "truncated_importance_sampling_type"
+            fail("ppo_loss", name, ", ".join(TRUNCATIONS), text(kind))
+        if high is None:
+            name = "truncated_importance_sampling_ratio"
+            fail("ppo_loss", name, "a number with a type", "None")
         low = loss_fn.truncated_importance_sampling_ratio_min or 0.0
         if kind == "tis":
             return weights.clamp(low, high), (weights < low) | (weights > high)

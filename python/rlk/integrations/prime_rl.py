@@ -24,6 +24,7 @@ import torch
 
 from rlk import jit
 from rlk.errors import fail, text
+from rlk.integrations._named_loss import ppo_loss
 from rlk.integrations._patch import Patch, Seam
 
 __all__ = [
@@ -40,6 +41,12 @@ Tensor = Any
 inf = float("inf")
 #: Options of ppo_loss that the trainer decides: it divides by its own counts, after this.
 OF_THE_TRAINER = ("loss_reduction", "loss_weights", "kl_reduction", "global_tokens", "cu_seqlens")
+#: What errors of the op call its tensors.
+NAMES = {
+    "log_probs": "trainer_logprobs",
+    "old_log_probs": "inference_logprobs",
+    "ref_log_probs": "ref_logprobs",
+}
 # An unclipped ratio, and a squared log-ratio that is twice the estimator k2.
 UNCLIPPED = {
     "policy_loss": "ppo",
@@ -195,7 +202,8 @@ def _loss(inputs: Any, advantages: Tensor, **options: Any) -> Any:
     log_probs, weights = inputs.trainer_logprobs, inputs.loss_weights
     if weights is None:  # the KL's too, of which a dialect may have another
         options |= {"loss_reduction": "token_sum", "kl_reduction": "policy"}
-    return jit.ppo_loss(
+    return ppo_loss(
+        NAMES,
         log_probs,
         inputs.inference_logprobs,
         advantages,

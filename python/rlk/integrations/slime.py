@@ -26,6 +26,7 @@ import torch
 
 from rlk import jit
 from rlk.integrations._config import clip_low
+from rlk.integrations._named_loss import ppo_loss
 from rlk.integrations._patch import Patch, Seam
 from rlk.integrations._slime_weights import Samples, correction, opsm, reducer_of, weights_of
 
@@ -34,6 +35,15 @@ __all__ = ["patch", "policy_loss_function", "policy_loss_of_log_probs", "unpatch
 Tensor = Any
 Reducer = Callable[[Tensor], Tensor]
 inf = float("inf")
+#: What errors of the op call its arguments.
+NAMES = {
+    "eps_clip_low": "eps_clip",
+    "eps_clip_high": "eps_clip_high",
+    "clip_ratio_c": "eps_clip_c",
+    "kl_coef": "kl_loss_coef",
+    "kl_estimator": "kl_loss_type",
+    "entropy_coef": "entropy_coef",
+}
 KL_TYPES = {"low_var_kl": "k3"}  # the others have our names
 
 
@@ -136,14 +146,14 @@ def policy_loss_of_log_probs(
         others |= {"entropy": bonus, "entropy_coef": args.entropy_coef}
     path = getattr(args, "custom_pg_loss_reducer_function_path", None)
     if path is None:
-        loss, parts = jit.ppo_loss(current, **shared, **policy, **others)
+        loss, parts = ppo_loss(NAMES, current, **shared, **policy, **others)
         pg_loss = parts.policy_loss
     else:  # the policy's term has weights of its own
         own = weights_of(reducer_of(path, args, batch, masks), current)
-        pg, _ = jit.ppo_loss(current, **shared, **policy, loss_weights=own)
+        pg, _ = ppo_loss(NAMES, current, **shared, **policy, loss_weights=own)
         zeros = torch.zeros_like(advantages)
         nothing: dict[str, Any] = {"advantages": zeros, "policy_loss": "gpg"}
-        rest, parts = jit.ppo_loss(current, **shared, **nothing, **others)
+        rest, parts = ppo_loss(NAMES, current, **shared, **nothing, **others)
         loss, pg_loss = pg + rest, pg.detach()
 
     def logged_mean(values: Tensor) -> Tensor:
@@ -201,7 +211,7 @@ def _logged_kl(
     args: Any, batch: Any, constant: Tensor, shared: dict[str, Any], others: dict[str, Any]
 ) -> Tensor:
     kl = {"loss_weights": others["loss_weights"], **_kl(args, batch, 1.0)}
-    found = jit.ppo_loss(constant, advantages=torch.zeros_like(constant), **shared, **kl)
+    found = ppo_loss(NAMES, constant, advantages=torch.zeros_like(constant), **shared, **kl)
     return found.metrics.kl_loss
 
 

@@ -59,7 +59,11 @@ def of_liger(b: Any, run: Any = liger.grpo_loss_of_log_probs, **options: Any) ->
             {"loss_type": "vespo", "importance_sampling_level": "sequence"},
             "importance_sampling_level: expected 'token' with loss_type='vespo'",
         ),
-        ({"loss_type": "dr_grpo"}, "max_seq_len: expected a number"),
+        ({"loss_type": "dr_grpo"}, "max_completion_length: expected a number"),
+        ({"epsilon_low": -1.0}, "epsilon_low: expected a number from 0 to 1, got -1.0"),
+        ({"epsilon_high": None}, "epsilon_high: expected a value, got None"),
+        ({"beta": None}, "beta: expected a value, got None"),
+        ({"loss_type": "sapo", "sapo_temperature_pos": 0.0}, "sapo_temperature_pos: expected a"),
     ],
 )
 def test_what_liger_refuses_or_is_refused(b, option, expected):

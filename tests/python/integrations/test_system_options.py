@@ -129,6 +129,88 @@ def test_nemo_rl_takes_no_part_of_a_sample(b):
         of_nemo(b, sample_mask=torch.tensor([1.0, 0.5, 1.0, 1.0]))
 
 
+@pytest.mark.parametrize(
+    ("kind", "ratio", "message"),
+    [
+        (None, 2.0, "type: expected tis, icepop, seq-mask-tis, got None"),
+        ("clip", 2.0, "type: expected tis, icepop, seq-mask-tis, got 'clip'"),
+        ("tis", None, "ratio: expected a number with a type, got None"),
+    ],
+)
+def test_nemo_rl_takes_no_half_of_a_truncation(b, kind, ratio, message):
+    options = {
+        "truncated_importance_sampling_type": kind,
+        "truncated_importance_sampling_ratio": ratio,
+    }
+    with pytest.raises(rlk.InvalidArgument, match=f"truncated_importance_sampling_{message}"):
+        of_nemo(b, use_importance_sampling_correction=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ratio_clip_min": -1.0}, "ratio_clip_min: expected a number from 0 to 1, got -1.0"),
+        ({"ratio_clip_max": None}, "ratio_clip_max: expected a value, got None"),
+        ({"ratio_clip_c": 0.5}, "ratio_clip_c: expected a number from 1"),
+        ({"reference_policy_kl_type": "abs"}, "reference_policy_kl_type: expected k1, k2, k3, got"),
+        (
+            {"reference_policy_kl_type": None, "reference_policy_kl_penalty": 0},
+            "reference_policy_kl_type: expected k1, k2, k3, got None",
+        ),
+        ({"kl_input_clamp_value": -1.0}, "kl_input_clamp_value: expected a number"),
+    ],
+    ids=str,
+)
+def test_errors_name_options_of_nemo_rl(b, options, message):
+    with pytest.raises(rlk.InvalidArgument, match=f"ppo_loss: {message}"):
+        of_nemo(b, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eps_clip": -1.0}, "eps_clip: expected a number from 0 to 1, got -1.0"),
+        ({"eps_clip_higher": -1.0}, "eps_clip_higher: expected a number"),
+        ({"c_clip": 0.5}, "c_clip: expected a number from 1"),
+        ({"importance_sampling_level": None}, "importance_sampling_level: expected a value, got"),
+        ({"proximal_logprobs": torch.zeros(3)}, "proximal_logprobs: expected"),
+    ],
+    ids=lambda x: "" if isinstance(x, str) else next(iter(x)),
+)
+def test_errors_name_options_of_areal(b, options, message):
+    names = ("logprobs", "proximal_logprobs", "old_logprobs", "advantages", "eps_clip", "loss_mask")
+    values = (b.log_probs, b.old, b.rollout, b.advantages, 0.2, b.mask)
+    call = {**dict(zip(names, values, strict=True)), **options}
+    with pytest.raises(rlk.InvalidArgument, match=f"ppo_loss: {message}"):
+        areal.ppo_actor_loss_fn(**call)
+
+
+@pytest.mark.parametrize(("name", "value"), [("tau_pos", 0.0), ("tau_neg", None)])
+def test_errors_name_temperatures_of_areal(b, name, value):
+    taus = {"tau_pos": 1.0, "tau_neg": 1.0, name: value}
+    with pytest.raises(rlk.InvalidArgument, match=f"ppo_loss: {name}: expected"):
+        areal.sapo_loss_fn(b.log_probs, b.old, b.advantages, loss_mask=b.mask, **taus)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eps_clip": -1.0}, "eps_clip: expected a number from 0 to 1, got -1.0"),
+        ({"eps_clip_high": None}, "eps_clip_high: expected a value, got None"),
+        ({"eps_clip_c": 0.5}, "eps_clip_c: expected a number from 1"),
+        ({"entropy_coef": None}, "entropy_coef: expected a value, got None"),
+        ({"kl_loss_type": None}, "kl_loss_type: expected a value, got None"),
+        ({"kl_loss_type": "k4"}, "kl_loss_type: expected .*k3.*, got 'k4'"),
+        ({"kl_loss_coef": float("nan")}, "kl_loss_coef: expected a number"),
+    ],
+    ids=str,
+)
+def test_errors_name_options_of_slime(b, options, message):
+    kl = {"use_kl_loss": True, "kl_loss_type": "k3", "kl_loss_coef": 0.1, "use_unbiased_kl": False}
+    with pytest.raises(rlk.InvalidArgument, match=f"ppo_loss: {message}"):
+        of_slime(b, **{**kl, **options})
+
+
 def test_sequences_of_areal_are_counted_past_what_bfloat16_counts():
     old, mask = -torch.ones(1, 2000), torch.ones(1, 2000, dtype=torch.bool)
     away = torch.where(torch.arange(2000) < 1000, 0.125, 0.375)
@@ -206,7 +288,7 @@ def test_packed_tokens_of_areal_need_boundaries_by_sequence(b, option):
     *tensors, mask = packed
     with pytest.raises(rlk.InvalidArgument, match="cu_seqlens: expected a tensor of packed tokens"):
         areal.ppo_actor_loss_fn(*tensors, 0.2, mask, **option)
-    with pytest.raises(rlk.InvalidArgument, match="ratio_level: expected"):
+    with pytest.raises(rlk.InvalidArgument, match="importance_sampling_level: expected"):
         areal.ppo_actor_loss_fn(*tensors, 0.2, mask, importance_sampling_level="word")
 
 

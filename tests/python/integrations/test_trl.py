@@ -322,6 +322,21 @@ def test_adaptive_entropy(package, outputs, target, coef):
     assert bonus == pytest.approx(coef * mean.item() if target == 9.0 else 0.0, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon_low": -1.0}, "epsilon: expected a number from 0 to 1, got -1.0"),
+        ({"epsilon_high": None}, "epsilon_high: expected a value, got None"),
+        ({"beta": float("nan")}, "beta: expected a number"),
+    ],
+    ids=str,
+)
+def test_errors_name_options_of_trl(package, outputs, options, message):
+    trainer, inputs = make(package, outputs, **options)
+    with pytest.raises(rlk.InvalidArgument, match=f"ppo_loss: {message}"):
+        trainer._compute_loss(None, inputs)
+
+
 @pytest.mark.parametrize("name", ["loss_type", "importance_sampling_level"])
 def test_words_that_are_not_known_are_refused(package, outputs, name):
     trainer, inputs = make(package, outputs, **{name: "new"})
