@@ -195,6 +195,25 @@ def test_a_bound_that_is_nan_is_refused(batch):
         run(batch, outlier_token_is_threshold_high=float("nan"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("regular", "eps_clip_low", -1.0),
+        ("dual_clip", "clip_ratio_c", 0.5),
+        ("sapo", "sapo.tau_pos", 0.0),
+        ("cispo", "cispo", 9.0),
+    ],
+)
+def test_errors_name_options_of_skyrl(batch, kind, name, value):
+    given = config(**({} if kind in ("sapo", "cispo") else {name: value}))
+    given.sapo.tau_pos = value if kind == "sapo" else 1.0
+    given.cispo.cispo_eps_clip_high = -value if kind == "cispo" else 4.0
+    log_prob, old, advantages, mask, rollout = batch
+    call = (log_prob, old, advantages, given, mask, rollout)
+    with pytest.raises(rlk.InvalidArgument, match=rf"^ppo_loss: config\.{name}: expected"):
+        skyrl.ppo_policy_loss_metrics(*call, kind=kind)
+
+
 def test_a_clip_below_a_ratio_of_0_is_at_0(batch):
     assert run(batch, eps_clip_low=1.5) == run(batch, eps_clip_low=1.0)
 

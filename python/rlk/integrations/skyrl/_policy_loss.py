@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 from rlk import jit
 from rlk._loss_options import NEEDS_LENGTH, as_float
 from rlk._rules import rules
-from rlk.errors import fail, text
+from rlk.errors import fail, renamed, text
 from rlk.integrations._config import clip_low, get
 from rlk.integrations.skyrl import _correction
 from rlk.losses import POLICY_LOSSES
@@ -19,6 +19,18 @@ Tensor = Any
 # Policy losses of SkyRL that are none here. A name that is neither one of these nor one of
 # `rlk.losses.POLICY_LOSSES` is ppo: "regular", "dual_clip", or that of the registration.
 NOT_OURS = ("rollout_is", "clip_cov", "kl_cov", "cross_entropy", "importance_sampling", "dppo")
+#: What errors of the op call its options.
+NAMES = {
+    "eps_clip_low": "config.eps_clip_low",
+    "eps_clip_high": "config.eps_clip_high",
+    "use_dual_clip": "config.use_dual_clip",
+    "clip_ratio_c": "config.clip_ratio_c",
+    "loss_reduction": "config.loss_reduction",
+    "max_seq_len": "config.max_seq_len",
+    "cispo_bounds": "config.cispo",
+    "sapo_tau_pos": "config.sapo.tau_pos",
+    "sapo_tau_neg": "config.sapo.tau_neg",
+}
 PREFIX = "rlk_"  # of names that are registered beside SkyRL's own
 
 
@@ -172,7 +184,8 @@ class _Call(NamedTuple):
         old = options.pop("old_log_probs")
         if self.weights is not None:
             options["importance_weights"] = self.weights
-        return jit.ppo_loss(log_probs, old, advantages, mask, **options)
+        with renamed("ppo_loss", NAMES):
+            return jit.ppo_loss(log_probs, old, advantages, mask, **options)
 
     def clamped_sum(self, log_probs: Tensor, mask: Tensor | None) -> Tensor:
         """Of cispo's ratios within their bounds, over active tokens."""
