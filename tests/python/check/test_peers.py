@@ -18,7 +18,12 @@ from rlk.check import Misuse, cli, peers
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    # Of torch's compiler, where this process imports it first.
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+]
 
 
 def cross_entropy(logits: Any, ids: Any, reduction: str, ignored: int, smoothing: float = 0) -> Any:

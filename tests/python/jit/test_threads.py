@@ -254,8 +254,9 @@ def test_two_processes_with_one_cold_cache(tmp_path):
 def test_exit_while_a_kernel_runs():
     run_python(
         """
-        import threading
+        import threading, time
         threading.Thread(target=lambda: call(4000, 64, 4000), daemon=True).start()
+        time.sleep(0.05)  # until then it has arguments of Python in hand, and not yet a kernel
         """,
         RLK_JIT="off",
         RLK_LOG="error",
