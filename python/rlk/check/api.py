@@ -134,7 +134,7 @@ def run(
     if token_value is not None:
         values |= {"token_value": token_value, "ignored": 0}
     kinds = spec.adversarial if input_mode == "adversarial" else (input_mode,)
-    sizes = {n: side for n, side in {"vocab": vocab, "hidden": hidden}.items() if n in spec.sizes}
+    sizes = spec.sizes_of(vocab=vocab, hidden=hidden)
     cases = [
         Case(op, name, (batch, seq), sizes, kind, "contiguous", {**chosen, **values}, seed)
         for name in dtypes

@@ -283,6 +283,10 @@ class OpSpec(ABC):
     def random_shape(self, rng: np.random.Generator) -> RandomShape:
         """Of a random case; the options are over those of a random set."""
 
+    def sizes_of(self, **given: int) -> dict[str, int]:
+        """Those of `given` that the op has."""
+        return {name: given[name] for name in self.sizes}
+
     def random_case(self, rng: np.random.Generator, seed: int) -> Case:
         """One case of any dtype, size, kind, layout and options."""
         lead, sizes, more = self.random_shape(rng)

@@ -217,7 +217,7 @@ class LinearLogp(OpSpec):
         if rng.random() < 0.03:
             lead = ()
         heat = {"temperature": float(np.exp(rng.normal() * 0.5))} if rng.random() < 0.3 else {}
-        return lead, {"vocab": vocab, "hidden": depth}, heat
+        return lead, self.sizes_of(vocab=vocab, hidden=depth), heat
 
     def liveness(self, case: Case) -> list[Liveness]:
         base = self.build(case.but(kind="random", options={**self.all_active, "bias": "none"}))

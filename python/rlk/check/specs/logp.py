@@ -12,7 +12,7 @@ from .. import rules
 from ..case import Case, Inputs
 from ..contract import Coefficients
 from ..oracle import Bounded, LinearLogprob, LogitRows, linear_logprob, logit_gradient
-from ..spec import Adapter, Changes, RandomShape
+from ..spec import Adapter, Changes
 from ..stats_oracle import NAMES as STATS
 from . import linear_logp_inputs as inputs_of
 from .linear_logp import LinearLogp, flat, row_options, torch_linear_logp
@@ -97,10 +97,6 @@ class Logp(LinearLogp):
     ) -> dict[str, Bounded]:
         c = coefficients(self.op_class + "_grad", inputs["logits"].dtype)
         return {"logits": logit_gradient(rows, upstream, forward, c)}
-
-    def random_shape(self, rng: np.random.Generator) -> RandomShape:
-        lead, sizes, options = super().random_shape(rng)
-        return lead, {"vocab": sizes["vocab"]}, options
 
     def rules(self) -> Mapping[str, Callable[..., dict[str, Any]]]:
         return {
