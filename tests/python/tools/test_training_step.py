@@ -141,3 +141,13 @@ def test_wrong_numbers_are_named(bench, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             bench.parse()
         assert error in capsys.readouterr().err
+
+
+def test_the_longest_alone_measures_no_tokens(bench, monkeypatch):
+    for words, tokens in (
+        ([], [8192, 32768]),
+        (["--longest", "rlk"], []),
+        (["--longest", "rlk", "--tokens", "4096"], [4096]),
+    ):
+        monkeypatch.setattr(sys, "argv", ["training_step.py", *words])
+        assert bench.parse().tokens == tokens
