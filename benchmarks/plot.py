@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws a run of `linear_logp.py --device cuda` as SVG, time by N, time and memory at one shape, or
-runs of `training_step.py`, one a model, as a PNG.
+runs of `training_step.py` as a PNG, for each model one with times and one of `--longest`.
 
 python benchmarks/plot.py benchmarks/results/linear_logp_h100.json docs
 python benchmarks/plot.py benchmarks/results/training_step_*_h200.json docs
@@ -103,9 +103,11 @@ def at_one_shape(run: dict[str, Any]) -> Any:
 
 def training_step(runs: list[dict[str, Any]]) -> Any:
     """A GRPO step by head, a group of bars a model: most tokens, time of head and loss, memory."""
-    tokens = max(row["tokens"] for row in runs[0]["runs"] if "ms" in row)
+    most = {run["model"]: run["longest"] for run in runs if "longest" in run}
+    runs = [run for run in runs if run["runs"]]
+    tokens = max(set.intersection(*({row["tokens"] for row in run["runs"]} for run in runs)))
     models = [run["model"] for run in runs]
-    names = [name for name in STEP_COLOURS if name in runs[0]["longest"]]
+    names = [name for name in STEP_COLOURS if name in most[models[0]]]
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
 
     def draw(panel: Any, title: str, value: Callable[[dict[str, Any], str], float | None]) -> None:
@@ -128,7 +130,7 @@ def training_step(runs: list[dict[str, Any]]) -> Any:
 
         return value
 
-    draw(axes[0], "most tokens of a step", lambda run, name: run["longest"][name])
+    draw(axes[0], "most tokens of a step", lambda run, name: most[run["model"]][name])
     draw(axes[1], f"head and loss of {tokens:,} tokens, ms", of_row("head_ms"))
     draw(axes[2], f"memory of {tokens:,} tokens, GiB at most", of_row("peak_gib"))
     axes[0].legend(fontsize=8)

@@ -23,7 +23,23 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import checked
-from kept import GPU, GPU_LOSS, MAIN, PEERS, ROOT, Run, Runs, error, mib, ratio, read, sizes, three
+from kept import (
+    FEW_ROWS,
+    GPU,
+    GPU_LOSS,
+    MAIN,
+    PEERS,
+    ROOT,
+    Run,
+    Runs,
+    error,
+    mib,
+    of_few_rows,
+    ratio,
+    read,
+    sizes,
+    three,
+)
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n\n).*?(\n\n<!-- end of table -->)", re.DOTALL)
@@ -66,20 +82,18 @@ def readme() -> str:
 
 def backward_few_rows() -> str:
     """The same of few rows, whose whole budget is 64 MiB."""
-    runs = Runs(GPU, "backward_peers")
-    shapes = [(rows, 4096, 128256) for rows in (256, 64)]
     rows = []
     for candidate in ("rlk", *list(PEERS)[3:], "verl chunked", "Liger selective"):
         cells = []
-        for shape in shapes:
-            run = runs.get(shape, candidate)
+        for few in FEW_ROWS:
+            run = of_few_rows(few, candidate)
             cells += [ratio(run["ratio"]), mib(run["extra_mib"])] if run else ["", ""]
         if not any(cells):
             continue
         rows.append(("rlk" if candidate == "rlk" else PEERS.get(candidate, candidate), *cells))
     head = ["4096 x 128256"]
-    for shape in shapes:
-        head += [f"{shape[0]} rows, / g", "MiB"]
+    for few in FEW_ROWS:
+        head += [f"{few} rows, / g", "MiB"]
     return table(head, rows)
 
 
@@ -195,6 +209,7 @@ def linear_loss() -> str:
         "Liger sm_90 + torch": "Liger, CuTe DSL",
         "Liger sm_90": "Liger, CuTe DSL",
         "QuACK, exponentials": "QuACK",
+        "QuACK, logits": "QuACK, `use_scaled_exp=False`",
         "CCE, exact": "CCE, exact",
     }
     runs = [run for run in read(GPU_LOSS)["runs"] if "ratio" in run]
@@ -326,9 +341,13 @@ def det_gemm() -> str:
 
 
 def steps() -> list[dict[str, Any]]:
-    """The runs of training_step.py, smallest model first."""
+    """The runs of training_step.py, smallest model first, each with what --longest found alone."""
     models = "qwen3-0.6b", "llama-3.2-1b", "qwen3-4b"
-    return [read(f"training_step_{model}_h200") for model in models]
+    return [
+        read(f"training_step_{model}_h200")
+        | {"longest": read(f"training_step_longest_{model}_h200")["longest"]}
+        for model in models
+    ]
 
 
 def training_step() -> str:
