@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiles every CUDA template for every target, one test a target and op. Nothing may spill.
 // - Generic: each (pass, dtype), read from the built-in layer, for which the build compiled it.
-// - Specialized: three shapes, two of them by each NVRTC of RLK_TEST_NVRTC, with other tiles. All
-//   of them for bf16 on sm_90a; each other (pass, dtype) and target compiles one of them, its
-//   neighbours another. With RLK_LONG_TESTS all are compiled for all.
+// - Specialized: three shapes, two of them by each NVRTC of RLK_TEST_NVRTC, with other tiles. For
+//   bf16 on sm_90a all of them, each by one NVRTC. Each other target compiles one of them for every
+//   third (pass, dtype), its neighbours others for others. With RLK_LONG_TESTS all are compiled for
+//   all.
 // What was compiled is kept in the build folder, so that a run compiles only what changed since the
 // last one; all that can be read from the code is checked in each run.
 #include "jit/nvrtc/compile_log.hpp"
@@ -160,23 +161,36 @@ std::vector<Variant> specialized_variants(const jit::Specialization& generic,
   return all;
 }
 
-bool compiles_all(const jit::Specialization& generic) {
-  return test::amount(0, 1) == 1 ||
-         (generic.target == Target::sm_90a && generic.values[0] == kBfloat16);
+// Those of every third (pass, dtype), and of these one.
+std::vector<Variant> one_of(std::vector<Variant> all, std::size_t nth, std::size_t num_generic,
+                            Target target) {
+  const auto turn =
+      static_cast<std::size_t>(std::ranges::find(cuda_targets(), target) - cuda_targets().begin());
+  const std::size_t every = std::min<std::size_t>(3, num_generic);
+  if (nth % every != turn % every) return {};
+  return {all[(nth + turn) % all.size()]};
 }
 
-// The nth is counted over the dtypes and passes of an op; targets start at different ones.
+// Each specialization by one of the compilers, which take turns.
+std::vector<Variant> by_one_compiler(const std::vector<Variant>& all) {
+  std::map<std::string, std::vector<Variant>> by_text;
+  for (const auto& variant : all) by_text[variant.spec.text()].push_back(variant);
+  std::vector<Variant> chosen;
+  for (const auto& [text, same] : by_text) chosen.push_back(same[chosen.size() % same.size()]);
+  return chosen;
+}
+
+// The nth of the (pass, dtype) of an op.
 std::vector<Variant> variants(const jit::Specialization& generic, std::size_t nth,
-                              const Compilers& compilers) {
+                              std::size_t num_generic, const Compilers& compilers) {
+  const bool is_long = test::amount(0, 1) == 1;
   std::vector<Variant> all = specialized_variants(generic, compilers);
-  if (!compiles_all(generic)) {
-    const auto target = std::ranges::find(cuda_targets(), generic.target) - cuda_targets().begin();
-    all = {all[(nth + static_cast<std::size_t>(target)) % all.size()]};
+  if (!is_long) {
+    const bool is_main = generic.target == Target::sm_90a && generic.values[0] == kBfloat16;
+    all = is_main ? by_one_compiler(all) : one_of(all, nth, num_generic, generic.target);
   }
   // The last one made the built-in layer. By another one none is shipped.
-  const std::size_t num_generic =
-      static_cast<std::size_t>(test::amount(1, static_cast<int>(compilers.size())));
-  for (const auto& compiler : std::span(compilers).last(num_generic)) {
+  for (const auto& compiler : std::span(compilers).last(is_long ? compilers.size() : 1)) {
     all.push_back({generic, compiler.get()});
   }
   return all;
@@ -272,8 +286,9 @@ TEST_P(CudaCompileTest, NothingSpills) {
   int num_checked = 0, num_new = 0;
   std::size_t nth = 0;
   const auto& [target, op] = GetParam();
-  for (const auto& generic : op->generic_variants(target)) {
-    for (const auto& [spec, compiler] : variants(generic, nth++, compilers)) {
+  const auto generics = op->generic_variants(target);
+  for (const auto& generic : generics) {
+    for (const auto& [spec, compiler] : variants(generic, nth++, generics.size(), compilers)) {
       SCOPED_TRACE(spec.text() + " by " + compiler->identity());
       try {
         const auto kernel = jit::ship_kernel(spec, *compiler, store);

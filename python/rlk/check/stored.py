@@ -26,8 +26,8 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
         with np.errstate(over="ignore"):
             return np.asarray(values).astype(dtype)
     single = np.array(values, np.float32, order="C")  # 0-d stays 0-d, unlike ascontiguousarray
-    bits = single.view(np.uint32).astype(np.uint64)
-    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    bits = single.view(np.uint32)  # the sum wraps for NaN alone
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(single), np.uint16(0x7FC0), rounded)
 
 

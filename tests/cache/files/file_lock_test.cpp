@@ -126,11 +126,11 @@ TEST_F(FileLockTest, AStaleFileLocksNothing) {
 
 // The child of a fork shares the open file: it would keep the lock of a parent that is gone.
 TEST_F(FileLockTest, AForkedChildDoesNotKeepTheLockOfItsParent) {
-  struct State {
+  struct Family {
     std::atomic<bool> held = false;
     std::atomic<pid_t> grandchild = 0;
   };
-  SharedMemory<State> state;
+  SharedMemory<Family> state;
   const pid_t child = start_child([&] {
     auto lock = lock_of(7);
     state->held = lock->try_lock() == 0;

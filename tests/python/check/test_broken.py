@@ -73,10 +73,10 @@ def test_a_planted_defect_is_named(op: str, defect: type[Any], names: Any) -> No
 @pytest.mark.parametrize("op", REFERENCES)
 def test_the_correct_reference_passes_the_suite(op: str) -> None:
     reference = REFERENCES[op][0]()
-    if op in TAKES:
-        found = list(failing(op, reference))
-    else:
+    if LONG and op not in TAKES:
         found = rlk.check.run(op, candidate=reference, suite=True).failures()
+    else:
+        found = list(failing(op, reference))
     assert not found, "\n".join(map(line, found))
 
 
@@ -245,6 +245,9 @@ DEFECTS: dict[str, tuple[Any, Any, set[str]]] = {
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_planted_in_grpo_loss_is_named(name: str) -> None:
     change, slope, words = DEFECTS[name]
-    report = rlk.check.run("grpo_loss", planted(change, slope), suite=True, dtype="fp32")
-    found = {result.failure for result in report.failures()}
-    assert found & words if words else not found, found
+    found = set()
+    for result in failing("grpo_loss", planted(change, slope)):
+        found.add(result.failure)
+        if result.failure in words:
+            return
+    assert found == words == set(), found
