@@ -38,7 +38,7 @@ def test_an_unknown_target_is_misuse() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"] if LONG else ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"] if LONG else ["bf16"])
 def test_the_suite_passes_on_torch_tensors(dtype: str) -> None:
     pytest.importorskip("torch")
     expect_ok(rlk.check.run(suite=True, dtype=dtype, framework="torch"))
@@ -81,4 +81,4 @@ def test_numpy_arrays_give_the_losses_from_hidden_states_alone(op: str) -> None:
 @pytest.mark.parametrize("op", LINEAR_LOSSES)
 def test_random_cases_of_the_losses_from_hidden_states_pass(op: str) -> None:
     pytest.importorskip("torch")
-    expect_ok(rlk.check.run(op, random=100 if LONG else 40, framework="torch"))
+    expect_ok(rlk.check.run(op, random=100 if LONG else 20, framework="torch"))

@@ -3,6 +3,7 @@
 the bits of eager ones."""
 
 import pytest
+from long_run import LONG
 from operator_cases import CASES, fresh_compiler  # noqa: F401
 from reference import same_bits
 from tensors import torch
@@ -57,7 +58,7 @@ def results(case, call):
 
 
 @each_case
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True] if LONG else [True])
 def test_compiled_whole_with_the_bits_of_eager(case, dynamic):
     compiled = torch.compile(case.loss, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     expect_same(results(case, compiled), results(case, case.loss))
