@@ -105,8 +105,11 @@ def training_step(runs: list[dict[str, Any]]) -> Any:
     """A GRPO step by head, a group of bars a model: most tokens, time of head and loss, memory."""
     most = {run["model"]: run["longest"] for run in runs if "longest" in run}
     runs = [run for run in runs if run["runs"]]
-    tokens = max(set.intersection(*({row["tokens"] for row in run["runs"]} for run in runs)))
     models = [run["model"] for run in runs]
+    if not models or set(models) != set(most):
+        raise SystemExit(f"training_step: expected times and --longest of each model, got {models}")
+    lengths = [{row["tokens"] for row in run["runs"] if "ms" in row} for run in runs]
+    tokens = max(set.intersection(*lengths))
     names = [name for name in STEP_COLOURS if name in most[models[0]]]
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
 

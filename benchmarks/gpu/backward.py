@@ -51,7 +51,7 @@ PAD = 8  # rows of the weight of g are a multiple of this
 BURST, BURST_OF_REHEARSAL = (40.0, 200), (1.0, 5)  # milliseconds, most calls
 ROUNDS, SECONDS = 9, 5.0
 FIRST_SECONDS = 30.0  # of a candidate's first call, compilers included
-OWN_SECONDS, PEERS_SECONDS = 60.0, 240.0  # no further shape of a part begins after that
+OWN_SECONDS, PEERS_SECONDS = 60.0, 200.0  # no further shape of a part begins after that
 
 
 @dataclass(frozen=True)
