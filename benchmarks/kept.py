@@ -16,8 +16,8 @@ Shape = tuple[int, int, int]
 MAIN = (4096, 2048, 131072)
 # What the README and the pages of the ops quote: of one commit, on one card.
 GPU, GPU_LOSS = "linear_logp_h200", "linear_loss_h200"
-# Peers at 4096 x 128256, by rows: that run had no time left for 64.
-FEW_ROWS = {256: GPU, 64: "linear_logp_64_rows_h200"}
+# Peers of few rows: that run had no time left for 64.
+FEW_ROWS = {(256, 4096, 128256): GPU, (64, 4096, 128256): "linear_logp_64_rows_h200"}
 
 
 def read(name: str) -> dict[str, Any]:
@@ -48,8 +48,9 @@ class Runs:
         return list(dict.fromkeys((r["rows"], r["dim"], r["vocab"]) for r in self.all))
 
 
-def of_few_rows(rows: int, candidate: str) -> Run | None:
-    return Runs(FEW_ROWS[rows], "backward_peers").get((rows, 4096, 128256), candidate)
+def few_rows() -> dict[Shape, Runs]:
+    """The peers' runs of few rows, by shape."""
+    return {shape: Runs(name, "backward_peers") for shape, name in FEW_ROWS.items()}
 
 
 def sizes(shape: Shape) -> str:

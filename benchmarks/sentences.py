@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kept import FEW_ROWS, GPU, MAIN, Runs, Shape, of_few_rows, ratio, read
+from kept import GPU, MAIN, Runs, Shape, few_rows, ratio, read
 
 
 def span(values: Iterable[float], digits: int = 2) -> str:
@@ -31,15 +31,13 @@ def readme_words() -> list[str]:
     h100 = Runs("forward_h100", "forward")
     on_h100 = [h100.of(s, "rlk, no row ignored")["ratio"] for s in h100.shapes()]
 
-    few = {
-        rows: [
-            ratio(run["ratio"])
+    of_256, of_64 = (
+        [
+            ratio(runs.of(shape, name)["ratio"])
             for name in ("rlk", "torch.compile", "torch eager, 16-bit")
-            if (run := of_few_rows(rows, name))
         ]
-        for rows in FEW_ROWS
-    }
-    of_256, of_64 = few[256], few[64]
+        for shape, runs in few_rows().items()
+    )
     cold = read("cold_start_h200")
     (case,) = cold["cases"]
     alone, both = (

@@ -24,7 +24,6 @@ from typing import Any
 
 import checked
 from kept import (
-    FEW_ROWS,
     GPU,
     GPU_LOSS,
     MAIN,
@@ -33,8 +32,8 @@ from kept import (
     Run,
     Runs,
     error,
+    few_rows,
     mib,
-    of_few_rows,
     ratio,
     read,
     sizes,
@@ -82,18 +81,19 @@ def readme() -> str:
 
 def backward_few_rows() -> str:
     """The same of few rows, whose whole budget is 64 MiB."""
+    kept = few_rows()
     rows = []
     for candidate in ("rlk", *list(PEERS)[3:], "verl chunked", "Liger selective"):
         cells = []
-        for few in FEW_ROWS:
-            run = of_few_rows(few, candidate)
+        for shape, runs in kept.items():
+            run = runs.get(shape, candidate)
             cells += [ratio(run["ratio"]), mib(run["extra_mib"])] if run else ["", ""]
         if not any(cells):
             continue
         rows.append(("rlk" if candidate == "rlk" else PEERS.get(candidate, candidate), *cells))
     head = ["4096 x 128256"]
-    for few in FEW_ROWS:
-        head += [f"{few} rows, / g", "MiB"]
+    for shape in kept:
+        head += [f"{shape[0]} rows, / g", "MiB"]
     return table(head, rows)
 
 

@@ -58,16 +58,23 @@ def failing(op: str, defect: Any) -> Iterator[Any]:
                 yield result
 
 
+def expect_named(op: str, defect: Any, names: Any) -> None:
+    """The suite fails by one of these names; where there is none, it passes."""
+    found = set()
+    for result in failing(op, defect):
+        found.add(result.failure)
+        if result.failure in names:
+            return
+    assert not names, f"expected one of {names}, got {found}"
+    assert not found
+
+
 @pytest.mark.parametrize(
     ("op", "defect", "names"), PLANTED, ids=[f"{op}-{defect.__name__}" for op, defect, _ in PLANTED]
 )
 def test_a_planted_defect_is_named(op: str, defect: type[Any], names: Any) -> None:
-    kinds = set()
-    for result in failing(op, defect()):
-        kinds.add(result.failure)
-        if result.failure in names:
-            return
-    pytest.fail(f"expected one of {names}, got {kinds}")
+    assert names
+    expect_named(op, defect(), names)
 
 
 @pytest.mark.parametrize("op", REFERENCES)
@@ -245,9 +252,4 @@ DEFECTS: dict[str, tuple[Any, Any, set[str]]] = {
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_planted_in_grpo_loss_is_named(name: str) -> None:
     change, slope, words = DEFECTS[name]
-    found = set()
-    for result in failing("grpo_loss", planted(change, slope)):
-        found.add(result.failure)
-        if result.failure in words:
-            return
-    assert found == words == set(), found
+    expect_named("grpo_loss", planted(change, slope), words)

@@ -112,14 +112,11 @@ def test_a_value_beside_others_has_the_same_bits(device, dtype, specialize):
 
 
 VARIANTS = {
-    "cpu": [
+    device: [
         *((OPTIONS, dtype) for dtype in DTYPES),
-        *((o, "float32") for o in ({}, {"softcap": 2.0}, {"logit_scale": 0.4})),
-    ],
-    "cuda": [
-        *((OPTIONS, dtype) for dtype in DTYPES),
-        *((o, "bfloat16") for o in ({}, {"softcap": 2.0}, {"logit_scale": 0.4})),
-    ],
+        *(({"softcap": c, "logit_scale": s}, plain) for c in (None, 2.0) for s in (1.0, 0.4)),
+    ]
+    for device, plain in (("cpu", "float32"), ("cuda", "bfloat16"))
 }
 
 
